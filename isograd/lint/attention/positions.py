@@ -237,7 +237,8 @@ def rotary(checked: CheckedModel) -> Iterator[Finding]:
             "rotate along the axis of positions: angles of (T, D) fit q of (B, H, T, D), not of (B, T, H, D)",
         )
         return
-    odd = [(a, why) for a in both if (why := _not_relative(a)) is not None] if checked.takes_ids else []
+    asked = checked.takes_ids and _one_by_one(checked)
+    odd = [(a, why) for a in both if (why := _not_relative(a)) is not None] if asked else []
     if odd:
         remedy = "rotate q and k by one function, of pairs that are laid out alike"
         yield _finding([a for a, _ in odd], odd[0][1], remedy)
@@ -245,6 +246,13 @@ def rotary(checked: CheckedModel) -> Iterator[Finding]:
     if both and still and len(still) * 2 < len(sides) and not _regular(checked, [t.attention for t in sides], still):
         where = f"{len(both)} of {len(sides)} attentions rotate queries and keys by position, and this one does not"
         yield _finding(still, where, "rotate q and k in every layer")
+
+
+def _one_by_one(checked: CheckedModel) -> bool:
+    """Whether positions that are given, if any are, go up by one: left padding and packing have others."""
+    given = [checked.trace[v] for at, v in checked.trace.inputs.items() if "pos" in at]
+    rows = [x for x in given if not x.is_floating_point() and x.ndim and x.shape[-1] > 1]
+    return all(bool((x.diff(dim=-1) == 1).all()) for x in rows)
 
 
 def _meets_a_table(attention: MeasuredAttention) -> bool:

@@ -129,7 +129,7 @@ def _padding(seen: Seen) -> Told:
             return
         calls = [call for call in mode.losses if call.name in CLASSES]
         call = max(calls, key=lambda c: c.given.numel(), default=None)
-        if call is None or call.target.is_floating_point():
+        if call is None:
             return
         _, target, counts = call.rows
         for padded in _padded(seen, batch, len(target), target):
@@ -285,7 +285,7 @@ def _weights(seen: Seen) -> Told:
         if call.name in CLASSES and not call.target.is_floating_point() and call.training:
             parts.setdefault((call.update, call.part), []).append(call)
     scored = [int(max(calls, key=lambda c: c.given.numel()).rows[2].sum()) for calls in parts.values()]
-    ones = [values for values in seen.record.weights() if len(values) > 1]
+    ones = [values for values in seen.record.weights() if len(values) > 1] or _levels(seen)
     for weights in ones[:1]:
         total = sum(weights)
         if abs(total - len(weights)) < EXACT * len(weights):
@@ -305,6 +305,16 @@ def _weights(seen: Seen) -> Told:
                     f" {high / low:.1f} times as much",
                     "sum the losses of the targets, and divide by the number of targets of the whole update", high / low,
                 )  # fmt: skip
+
+
+def _levels(seen: Seen) -> list[list[float]]:
+    """Weights of parts whose mean loss is not known, by what a guess loses: only where they are clearly not divided."""
+    call, wanted = seen.main, seen.setup.accumulate
+    values = [v for u, _, v in seen.record.backwards if u == 0]
+    if call is None or call.name not in CLASSES or wanted < 4 or len(values) != wanted:
+        return []
+    guess = math.log(call.rows[0].shape[-1])
+    return [[1.0] * wanted] if all(0.7 * guess < v < 2 * guess for v in values) else []
 
 
 def mixed(x: Tensor, y: Tensor) -> bool:

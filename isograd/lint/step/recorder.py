@@ -33,7 +33,7 @@ LOSSES: dict[Any, str] = {
     functional.huber_loss: "huber_loss",
     functional.kl_div: "kl_div",
 }
-CLASSES = ("cross_entropy", "nll_loss")
+CLASSES = ("cross_entropy", "nll_loss", "kl_div")
 NUMBERS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 MOST = 400  # losses that are kept
 _THROUGH = ("View", "Reshape", "Alias", "Transpose", "Permute", "Slice", "ToCopy", "Squeeze", "Unsqueeze", "Expand", "Clone", "Select")
@@ -77,7 +77,8 @@ class LossCall:
         given = given.reshape(-1, given.shape[-1])
         target = target.reshape(-1) if not target.is_floating_point() else target.movedim(1, -1).reshape(given.shape) if target.ndim > 2 else target
         if target.is_floating_point():
-            return given, target.argmax(-1), torch.ones(len(given), dtype=torch.bool)
+            counts = target.sum(-1) > 0
+            return given, target.argmax(-1), counts if self.counted is None else counts & self.counted
         counts = target != int(self.settings.get("ignore_index", -100))
         return given, target, counts if self.counted is None else counts & self.counted
 
