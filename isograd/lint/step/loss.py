@@ -123,6 +123,8 @@ def _padding(seen: Seen) -> Told:
     """Targets where there is padding."""
     worst, share = None, 0.0
     for batch in seen.batches[:4]:
+        if not _may_be_padded(seen, batch):
+            continue
         try:
             mode = seen.formed(batch, counted=True)
         except Exception:
@@ -142,6 +144,11 @@ def _padding(seen: Seen) -> Told:
             f"{share:.0%} of the targets that the loss counts are padding: the model learns to predict it",
             "give these positions the label -100, or pass ignore_index to the loss", share,
         )  # fmt: skip
+
+
+def _may_be_padded(seen: Seen, batch: object) -> bool:
+    leaves = seen.leaves(batch)
+    return filler_of([*leaves.values()]) is not None or any("mask" in n and not bool(x.all()) for n, x in leaves.items())
 
 
 def _padded(seen: Seen, batch: object, count: int, target: Tensor) -> list[Tensor]:

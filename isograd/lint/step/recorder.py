@@ -36,6 +36,7 @@ LOSSES: dict[Any, str] = {
 CLASSES = ("cross_entropy", "nll_loss", "kl_div")
 NUMBERS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 MOST = 400  # losses that are kept
+LARGE = 1_000_000  # predictions
 _THROUGH = ("View", "Reshape", "Alias", "Transpose", "Permute", "Slice", "ToCopy", "Squeeze", "Unsqueeze", "Expand", "Clone", "Select")
 
 
@@ -167,6 +168,11 @@ class LossMode(TorchFunctionMode):
             self._backward(args[0])
         return found
 
+    def _kept(self, given: Tensor) -> Tensor:
+        """Predictions, detached; of large ones, but for the first, one row in place of all."""
+        whole = given.detach()
+        return whole if len(self.losses) < 2 or given.numel() < LARGE else whole[:1].clone().expand_as(whole)
+
     def _backward(self, loss: Tensor) -> None:
         """What backward was called on; after it."""
 
@@ -181,7 +187,7 @@ class LossMode(TorchFunctionMode):
         settings = {k: v for k, v in kwargs.items() if k in ("ignore_index", "reduction", "label_smoothing", "weight")}
         self.losses.append(
             LossCall(
-                name=name, given=given.detach(), target=target.detach(), settings=settings, made_by=_maker(given),
+                name=name, given=self._kept(given), target=target.detach(), settings=settings, made_by=_maker(given),
                 value=value, update=self.update, part=self._part, training=self.model.training,
                 live=given if self._live and given.requires_grad else None,
             )

@@ -3,10 +3,11 @@
 import inspect
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from isograd.errors import hint, many
+from isograd.errors import InputsError, hint, many
 from isograd.lint.check import CODES as OF_CHECK
 from isograd.lint.check import check
 from isograd.lint.findings import Finding, Findings, by_harm
@@ -14,7 +15,8 @@ from isograd.lint.step import data, loss, optimizer, precision, processes, resum
 from isograd.lint.step.seen import Seen, look
 from isograd.lint.step.setup import Setup, setup_of
 from isograd.lint.step.told import Look
-from isograd.trace.inputs import as_inputs, few_sequences
+from isograd.trace.inputs import as_inputs, few_sequences, guess_inputs
+from isograd.trace.record import is_large
 
 GROUPS: dict[str, Look] = {
     "loss": loss.look,
@@ -188,7 +190,10 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
     if args and kwargs:
         names = list(inspect.signature(seen.setup.model.forward).parameters)
         batch = dict(zip(names, args, strict=False)) | kwargs
-    batch = few_sequences(seen.setup.model, as_inputs(batch), SEQUENCES)
+    large = is_large(seen.setup.model)
+    batch = few_sequences(seen.setup.model, as_inputs(batch), 2 if large else SEQUENCES)
+    with suppress(InputsError):  # short inputs serve a large model, where they can be guessed
+        batch = guess_inputs(seen.setup.model) if large else batch
     peaks = [seen.peak(g) for o in seen.setup.optimizers for g in o.param_groups]
     warmup = next((c.warmup for _, c in seen.courses if c.peak > c.rates[0]), 0)
     try:

@@ -25,6 +25,7 @@ BATCHES = 24  # of an epoch that are looked at
 UPDATES = 4
 SECONDS = 40.0  # after which no further update begins
 PROBES = 6  # changed inputs that a loss is formed for
+FEWEST, SLOW = 4, 5.0  # changes, after which seconds end it
 SEED = 0
 
 
@@ -281,7 +282,10 @@ def _changed(
     size = given.float().abs().max() * 1e-5
     gaps: list[int] = []
     shown = tried = earlier = probes = 0
+    began = time.perf_counter()
     for at in range(PROBES):
+        if probes >= FEWEST and time.perf_counter() - began > SLOW:
+            break
         place = min(width - 2, 1 + (width - 2) * (at + 1) // (PROBES + 1))
         places = [(place + row) % max(width - 2, 1) + 1 for row in range(count)]
         other = ids.clone()
