@@ -212,9 +212,11 @@ class Losses:
         )
 
     def _blown(self, loss: float, level: Baseline | None) -> Cause | None:
-        """Not below its baseline, and matrices that only grew."""
+        """Not below its baseline nor on its way there, and matrices that only grew."""
         moved = self._history.latest()
         if level is None or moved is None or _learns(loss, level) or moved.size < causes.BLOWN:
+            return None
+        if _falls(list(self._last)):  # weights that begin small grow as they learn
             return None
         return causes.grown(moved, self._early, self._settings())
 

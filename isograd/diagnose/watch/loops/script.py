@@ -7,6 +7,7 @@ Gradients are read before `clip_grad_norm_` where the script clips, else before 
 
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from isograd.diagnose.watch import Watch, watch
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 MODULES = 64  # called before the optimizer's first step, that are remembered
+WAITS = 10  # backward passes without an optimizer's step, after which each is taken for an update made by hand
 
 
 class ScriptWatch:
@@ -45,6 +47,7 @@ class ScriptWatch:
         self._losses: list[Tensor] = []
         self._scaler: Any = None
         self._measured = False
+        self._backwards = 0
 
     def __enter__(self) -> "ScriptWatch":
         self._replace(nn.Module, "__call__", self._calls)
@@ -88,7 +91,10 @@ class ScriptWatch:
         def backward(loss: Tensor, *args: Any, **kwargs: Any) -> Any:
             if loss.ndim == 0:
                 self._losses.append(loss.detach())
-            return old(loss, *args, **kwargs)
+            old(loss, *args, **kwargs)
+            self._backwards += 1
+            if self._optimizer is None and self._backwards >= WAITS:
+                self._by_hand()
 
         return backward
 
@@ -114,9 +120,17 @@ class ScriptWatch:
 
         return clip
 
-    def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled() and module.training:
-            self._batch = args, kwargs
+    def _follow(self, kind: type[nn.Module]) -> None:
+        """Keep what the model is called with. A hook on the model itself would be saved with it."""
+        own, old = "__call__" in vars(kind), kind.__call__
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if module is self._model and torch.is_grad_enabled() and module.training:
+                self._batch = args, kwargs
+            return old(module, *args, **kwargs)
+
+        kind.__call__ = call  # type: ignore[method-assign]
+        self._until.callback(lambda: setattr(kind, "__call__", old) if own else delattr(kind, "__call__"))
 
     def _step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Before any optimizer's step; of several the first one that came is the one that an update begins with."""
@@ -127,8 +141,22 @@ class ScriptWatch:
             self._losses.clear()
             self._measured = False
 
-    def _find(self, optimizer: Optimizer) -> None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    def _by_hand(self) -> None:
+        """After a backward pass of a loop that updates weights without an optimizer."""
+        if self._model is None:
+            self._find(None)
+        self._measure()
+        self._losses.clear()
+        self._measured = False
+
+    def _find(self, optimizer: Optimizer | None) -> None:
+        """The model: of the modules that were called the one with the most parameters that the optimizer holds, or that
+        have gradients.
+        """
+        groups = [] if optimizer is None else optimizer.param_groups
+        held = {id(p) for group in groups for p in group["params"]}
+        if optimizer is None:
+            held = {id(p) for module, _ in self._called.values() for p in module.parameters() if p.grad is not None}
         best: tuple[int, nn.Module, Any] | None = None
         for module, inputs in self._called.values():
             own = [p for p in module.parameters() if id(p) in held]
@@ -138,7 +166,7 @@ class ScriptWatch:
             return
         self._optimizer, self._model, self._batch = optimizer, best[1], best[2]
         self._called.clear()
-        self._until.callback(self._model.register_forward_pre_hook(self._forward, with_kwargs=True).remove)
+        self._follow(type(self._model))
         overflows = self._scaler is not None and self._scaler.is_enabled()
         self.watch = watch(self._model, optimizer=optimizer, overflows=overflows, **self._settings)
 
@@ -166,7 +194,7 @@ class ScriptWatch:
 
 
 def run(script: Path, arguments: Sequence[str], watching: ScriptWatch) -> int:
-    """Run a script as `python script arguments` does, watched; its exit code."""
+    """Run a script as `python script arguments` does, watched; its exit code, 1 where it raised, with its traceback."""
     words, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
@@ -174,7 +202,15 @@ def run(script: Path, arguments: Sequence[str], watching: ScriptWatch) -> int:
         with watching:
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Exception as error:
+        ours = {__file__, runpy.__file__, "<frozen runpy>"}
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
+        lines = traceback.format_list(frames) + traceback.format_exception_only(error)
+        print("Traceback (most recent call last):\n" + "".join(lines), end="", file=sys.stderr)
+        return 1
     finally:
         sys.argv, sys.path[:] = words, path
     return 0
