@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import hint
-from isograd.lint import branches, compared, leaks, norms, shortcuts, wiring
+from isograd.lint import branches, leaks, norms, shortcuts, wiring
 from isograd.lint.attention import heads, masks, positions
 from isograd.lint.checked_model import CheckedModel, is_quantized, opened
 from isograd.lint.findings import Finding, Findings, Severity, by_harm
@@ -40,7 +40,6 @@ _TARGETS = ("targets", "target", "labels", "y")
 MODULES = (
     branches,
     collapse,
-    compared,
     forward,
     gradients,
     heads,
@@ -64,7 +63,6 @@ def check(
     *,
     loss: Callable[[Any, Any], Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    against: nn.Module | None = None,
     lr: float | None = None,
     warmup: int | None = None,
     intent: Iterable[str] | str = (),
@@ -86,7 +84,6 @@ def check(
         loss: of the output and the batch, a number to be minimized where a change is tried; the model's own, or a small
             task, where None.
         optimizer: the one that is to train it: what it holds, its rates and its decay are checked.
-        against: a model of the same parts: where it begins or computes otherwise is reported.
         lr, warmup: peak learning rate and warm-up steps to come; with them a Post-LN stack is judged.
         intent: what the model is meant to do where its code does not say so; see `isograd.lint.intent.INTENTS`.
         fix: put a copy of the model with the changes of its errors into `findings.fixed`; see `isograd.lint.proof.fix`.
@@ -104,7 +101,7 @@ def check(
     try:
         model.eval()  # a copy may run parts of the model itself, as a lambda does that was made over them
         found = _looked(
-            model, batch, ignored, asked, loss=loss, optimizer=optimizer, against=against, lr=lr, warmup=warmup,
+            model, batch, ignored, asked, loss=loss, optimizer=optimizer, lr=lr, warmup=warmup,
             budget=None if prove else BUDGET * (prove is None), fix=fix, name=name,
         )  # fmt: skip
         kept = _with_upstream(model, found.findings, lambda new: _looked(new, batch, ignored, asked).findings)
@@ -122,7 +119,6 @@ def _looked(
     *,
     loss: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
-    against: nn.Module | None = None,
     lr: float | None = None,
     warmup: int | None = None,
     budget: float | None = 0.0,
@@ -134,8 +130,7 @@ def _looked(
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
     inputs = _with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
     anatomy = find_anatomy(model, inputs)
-    other = None if against is None else CheckedModel(against, inputs, find_anatomy(against, inputs))
-    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other, intents, opened(model), loss, batch)
+    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, intents, opened(model), loss, batch)
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     seen = any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)
     quantized = is_quantized(model)

@@ -28,7 +28,6 @@ class CheckedModel:
     Attributes:
         lr, warmup: the peak learning rate and the warm-up steps that it is to be trained with, where known.
         optimizer: the one that is to train it, where given.
-        against: a model that this one is compared with, where given.
         intents: what the model is meant to do, as far as somebody says so.
         loss: of the output and the batch, where given.
         batch: what the loss is given as such.
@@ -45,7 +44,6 @@ class CheckedModel:
         lr: float | None = None,
         warmup: int | None = None,
         optimizer: Any = None,
-        against: "CheckedModel | None" = None,
         intents: Intents | None = None,
         shown: nn.Module | None = None,
         loss: Any = None,
@@ -57,7 +55,6 @@ class CheckedModel:
         self.lr = lr
         self.warmup = warmup
         self.optimizer = optimizer
-        self.against = against
         self.intents = intents or Intents()
         self.loss = loss
         alone = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs

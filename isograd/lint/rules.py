@@ -102,7 +102,7 @@ def explained(codes: set[str]) -> frozenset[str]:
 
     >>> import isograd.lint.check
     >>> sorted(explained({"not-finite", "output-not-finite", "future-leaks"}))[:2]
-    ['admin-unprofiled', 'attention-flat']
+    ['attention-flat', 'attention-scale']
     >>> "shortcut-missing" in explained({"shortcut-missing"})
     False
     """

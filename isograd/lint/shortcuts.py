@@ -222,7 +222,7 @@ def _holder(products: list[Operation]) -> str:
 
 @rule(
     Phase.WIRING, "shortcut-doubled", "factor-unexplained", hides={"shortcut-doubled": ("placement-mixed",
-    "deepnorm-swapped", "factor-unexplained")}, suspicions=True,
+    "factor-unexplained")}, suspicions=True,
 )  # fmt: skip
 def factors(checked: CheckedModel) -> Iterator[Finding]:
     """Constants on the terms of a sum that no published residual has."""

@@ -10,20 +10,18 @@ import torch
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
-from isograd.lint.proof.trial import Edit, normed, plus
+from isograd.lint.proof.trial import Edit, normed
 from isograd.lint.rules import RUN, Phase, rule
 from isograd.lint.shortcuts import before_branch
 from isograd.models import IsogradPreTrainedModel
-from isograd.trace.anatomy import SMALL, TracedStack
+from isograd.trace.anatomy import TracedStack
 from isograd.trace.dataflow import numbered
 from isograd.trace.sublayers import TracedSublayer
 
-POST = frozenset(("post-ln", "admin", "deepnorm"))
 OTHER_KIND = re.compile(
     r"^(pixel|image|video|audio|speech|protein|vision|visual|cross_attention_states|input_features|input_values|high_res)"
 )
 _NUMBERS = re.compile(r"\d+")
-PROFILED = 12  # sublayers from which on a good profile's skips have grown
 
 
 @rule(
@@ -117,65 +115,6 @@ def _in_every_layer(odd: list[TracedSublayer], peers: list[TracedSublayer]) -> b
     names = Counter(numbered(s.address) for s in odd)
     others = {numbered(s.address) for s in peers if s not in odd}
     return min(names.values(), default=0) > 1 and names.keys().isdisjoint(others)
-
-
-@rule(Phase.WIRING, "deepnorm-swapped", suspicions=True)
-def swapped(checked: CheckedModel) -> Iterator[Finding]:
-    """A Post-LN sum with a constant skip below its scale: DeepNorm's alpha is above 1, its beta below."""
-    constant = [s for s in checked.anatomy.sublayers if not s.skip.learned and not s.scale.learned and s.scale.value]
-    posts = [(s, s.weight_ratio) for s in constant if "post" in s.norms and s.skip.even and s.scale.even]
-    found = [(sublayer, ratio) for sublayer, ratio in posts if ratio < 1 - 1e-3]
-    if found:
-        sublayer, ratio = found[0]
-        yield Finding(
-            code="deepnorm-swapped",
-            severity="error",
-            address=sublayer.address,
-            measured=ratio,
-            message=f"the shortcut counts {ratio:.3g} times as much as the branch ({many(len(found), 'sublayer')}):"
-            " DeepNorm's alpha is above 1, and beta, below 1, scales the init of the branch's weights",
-            remedy="exchange alpha and beta (L layers, one stack: alpha = (2L)^(1/4), beta = (8L)^(-1/4))",
-            edit=Edit(
-                says="the two factors exchanged",
-                values={
-                    s.total: plus((s.scale.value - s.skip.value, s.read), (s.skip.value - s.scale.value, s.branch))
-                    for s, _ in found
-                },
-            ),
-        )
-
-
-@rule(Phase.WIRING, "admin-unprofiled", suspicions=True)
-def flat_skips(checked: CheckedModel) -> Iterator[Finding]:
-    """Trained skips under a post norm that do what Post-LN does: ADMIN before its calibration, or after a poor one.
-
-    In a shallow stack no profile's skips grow by much; there only skips that are all the same are reported.
-    """
-    for stack in checked.anatomy.stacks:
-        trained = [s for s in stack.sublayers if s.placement in POST and s.skip.learned]
-        if not trained or stack.function != "post-ln" or not checked.at_init:
-            continue
-        skips = [s.weight_ratio for s in trained]
-        rms = checked.trace[stack.first].double().square().mean().sqrt().item()
-        found = f"the trained skips of {len(skips)} sublayers"
-        remedy = "calibrate before the first step: isograd.calibrate(model, batch), or a profile of your own"
-        if max(skips) - min(skips) < 1e-3:
-            found += f" are all {skips[0]:.3g}, as before calibration"
-        elif len(skips) < PROFILED:
-            continue
-        else:
-            found += f" begin with {skips[0]:.2g}, {skips[1]:.2g} and end at {skips[-1]:.2g}"
-            if rms < SMALL:
-                found += f", after an embedding with an RMS of {rms:.2g}"
-                remedy = "multiply token vectors by sqrt(d), or put a norm on the embedding, and calibrate again"
-        yield Finding(
-            code="admin-unprofiled",
-            severity="warning",
-            address=trained[0].address,
-            measured=min(skips[1:], default=skips[0]),
-            message=f"{found}: this behaves as Post-LN",
-            remedy=remedy,
-        )
 
 
 @rule(Phase.GRADIENTS, "parameter-unused", hides=("placement-mixed", "gradient-cut", "shortcut-doubled", "init-std"))

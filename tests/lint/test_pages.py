@@ -122,7 +122,7 @@ def test_a_page_says_which_kind_its_code_is_how_severe_and_whether_it_is_tried(c
 def test_severities_are_read_off_the_source() -> None:
     assert occurring("dropout-high") == {"error", "warning"}
     assert occurring("not-found") == {"info"}
-    assert tried("init-large") and not tried("init-value-unscaled")
+    assert tried("init-large") and not tried("attention-flat")
     assert all(written().values())
 
 

@@ -18,7 +18,6 @@ from tests.lint.faults.plain import (
     Decoder,
     PreLayer,
     join,
-    post,
     pre,
     split,
     started,
@@ -391,26 +390,6 @@ def test_a_cross_attention_with_the_mask_of_the_target(wrong: bool) -> None:
     src[0, 7:] = tgt[1, 8:] = PAD
     findings = isograd.check(Translator(wrong=wrong).eval(), (src, tgt))
     assert ("padding-leaks" in findings.codes) == wrong, str(findings)
-
-
-class DeepLayer(PreLayer):
-    """norm(2 x + f(x))."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attn_norm(2 * x + self.attn(x))
-        return self.ffn_norm(2 * x + self.ffn(x))
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_deepnorms_beta_at_queries_and_keys(right: bool) -> None:
-    torch.manual_seed(0)
-    model = post(8, layer=DeepLayer)
-    for layer in model.layers:
-        attn: Any = layer.attn
-        scaled = {attn.value, attn.out, *layer.ffn.children()} if right else {attn.query, attn.key}  # type: ignore[union-attr]
-        for matrix in (m for m in layer.modules() if isinstance(m, nn.Linear)):
-            nn.init.xavier_normal_(matrix.weight, gain=64**-0.25 if matrix in scaled else 1.0)
-    assert ("init-value-unscaled" in checked(model).codes) != right
 
 
 class Ranked(Decoder):

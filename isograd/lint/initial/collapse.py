@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from isograd.errors import many
-from isograd.lint import branches, norms, shortcuts, wiring
+from isograd.lint import branches, norms, shortcuts
 from isograd.lint.checked_model import CheckedModel, is_quantized
 from isograd.lint.findings import Finding, Severity
 from isograd.lint.rules import Phase, rule
@@ -297,7 +297,6 @@ WIRED = (  # rules that hold for a trained model too, and whose faults keep a st
     shortcuts.missing,
     shortcuts.factors,
     shortcuts.bypassed,
-    wiring.swapped,
     branches.bent,
     norms.axis,
 )

@@ -228,7 +228,7 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
     """Weights of one role far larger than the scheme that the others follow gives; W_O and W_2 apart from one another;
     a single weight unlike those of the other layers.
     """
-    if checked.recurs or {"deepnorm-swapped", "init-large", "init-small"} & checked.reported:
+    if checked.recurs or {"init-large", "init-small"} & checked.reported:
         return
     for stack in checked.anatomy.stacks:
         names = {n for s in stack.sublayers for n in s.roles} - checked.idle_writers
@@ -291,40 +291,6 @@ def _single(own: Sequence[tuple[WeightPart, float]]) -> Iterator[Finding]:
                 f" in the other {len(stds) - 1} layers",
                 remedy="initialize all layers alike, or by one rule of depth",
                 edit=Edit(says="the size that the others have", parameters={odd[0]: scaled(usual / stds[odd[0]])}),
-            )
-
-
-@rule(Phase.INIT, "init-value-unscaled", hides=("init-std",), suspicions=True)
-def value_start(checked: CheckedModel) -> Iterator[Finding]:
-    """DeepNorm scales the init of W_V, W_O, W_1 and W_2; in a fused W_QKV the third part is easily forgotten."""
-    for stack in checked.anatomy.stacks:
-        layers = [s for s in stack.sublayers if s.placement == "deepnorm" and s.skip.value > 1 and s.attention]
-        names = {n for s in layers for n in s.roles}
-        own = [(part, std) for part, std in _drawn(checked) if part.name in names]
-        ratios = _ratios(checked, own, "xavier")
-        query, value, out = (ratios.get(("attn", role)) for role in ("query", "value", "attn_out"))
-        if value is None or out is None:
-            continue
-        first = {part.role: part.name for part, _ in reversed(own)}
-        if out < 0.9 and value > FAR * out:
-            yield Finding(
-                code="init-value-unscaled",
-                severity="error",
-                address=first["value"],
-                measured=value / out,
-                message=f"W_V has {value:.3g} of Xavier's standard deviation and W_O {out:.3g}:"
-                " DeepNorm's beta was not applied to the value part",
-                remedy="scale the rows of W_V in the fused matrix, too (beta for W_V, W_O, W_1, W_2; 1 for W_Q, W_K)",
-            )
-        if query is not None and out > 0.9 and out > FAR * query:
-            yield Finding(
-                code="init-value-unscaled",
-                severity="error",
-                address=first["query"],
-                measured=query,
-                message=f"W_Q starts with {query:.3g} of Xavier's standard deviation, W_V and W_O with {value:.3g} and"
-                f" {out:.3g}: DeepNorm's beta is applied to the wrong matrices",
-                remedy="beta for W_V, W_O, W_1, W_2; 1 for W_Q, W_K",
             )
 
 

@@ -43,16 +43,6 @@ _WIRING: dict[str, Pair] = {
     "no-transformer": (wiring.no_transformer, pre, "not-found"),
 }
 _STARTS: dict[str, Pair] = {
-    "deepnorm-swapped": (
-        lambda: initialization.deepnorm(skip=initialization.BETA, start=initialization.ALPHA),
-        initialization.deepnorm,
-        "deepnorm-swapped",
-    ),
-    "deepnorm-fused-value": (
-        lambda: initialization.deepnorm(fused=True, value=1.0),
-        lambda: initialization.deepnorm(fused=True),
-        "init-value-unscaled",
-    ),
     "embedding-of-torch": (initialization.torchs_embedding, pre, "embedding-std"),
     "feedforward-of-torch": (initialization.torchs_feedforward, pre, "init-std"),
     "one-large-out": (initialization.one_large_out, pre, "init-std"),
