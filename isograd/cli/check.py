@@ -52,7 +52,7 @@ def check(
       isograd check model.py:build
       isograd check my_model:build --batch my_model:batch --lr 1e-3 --warmup 0
       isograd check my_model:build --optimizer my_training:setup
-      isograd check my_model:build --json --ignore weights-copied
+      isograd check my_model:build --json --ignore frozen
       isograd check my_model:build --format github           in a workflow: findings beside the lines of the model
       isograd check my_model:build --format github --sarif isograd.sarif
 

@@ -33,7 +33,6 @@ def linear(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         yield Finding(
             code="ffn-linear",
-            severity="error",
             address=found[0].address,
             measured=float(len(found)),
             message="this feed-forward is linear, f(a + b) = f(a) + f(b): there is no activation between its two"
@@ -78,7 +77,6 @@ def bent(checked: CheckedModel) -> Iterator[Finding]:
         operation, sublayer = found[0]
         yield Finding(
             code="activation-on-stream",
-            severity="error",
             address=operation.module or sublayer.address,
             measured=float(len(found)),
             message=f"{bare(operation)} is applied to the residual stream, after the sum of {sublayer.address}:"
@@ -159,7 +157,6 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
             continue
         yield Finding(
             code="axes-mixed",
-            severity="error",
             address=operation.module,
             measured=float(before[1]),
             message=f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that each row"

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import hint
-from isograd.lint import branches, leaks, norms, shortcuts, wiring
+from isograd.lint import branches, leaks, norms, shortcuts, unused, wiring
 from isograd.lint.attention import heads, masks, positions
-from isograd.lint.checked_model import CheckedModel, is_quantized, opened
+from isograd.lint.checked_model import CheckedModel, is_quantized
 from isograd.lint.findings import Finding, Findings, Severity, by_harm
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.intent import Intents
@@ -51,6 +51,7 @@ MODULES = (
     positions,
     shortcuts,
     targets,
+    unused,
     weights,
     wiring,
 )  # imported so that their rules are known: a new file of rules has its line here
@@ -100,11 +101,10 @@ def check(
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()  # a copy may run parts of the model itself, as a lambda does that was made over them
-        found = _looked(
-            model, batch, ignored, asked, loss=loss, optimizer=optimizer, lr=lr, warmup=warmup,
-            budget=None if prove else BUDGET * (prove is None), fix=fix, name=name,
-        )  # fmt: skip
-        kept = _with_upstream(model, found.findings, lambda new: _looked(new, batch, ignored, asked).findings)
+        given = {"loss": loss, "optimizer": optimizer, "lr": lr, "warmup": warmup, "intents": asked}
+        budget = None if prove else BUDGET * (prove is None)
+        found = _looked(model, batch, ignored, budget, fix, name, **given)
+        kept = _with_upstream(model, found.findings, lambda new: _looked(new, batch, ignored, intents=asked).findings)
     finally:
         for module, training in modes:
             module.training = training
@@ -115,22 +115,22 @@ def _looked(
     model: nn.Module,
     batch: Any,
     ignored: frozenset[str],
-    intents: Intents,
-    *,
-    loss: Any = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    lr: float | None = None,
-    warmup: int | None = None,
     budget: float | None = 0.0,
     fix: bool = False,
     name: str | None = None,
+    **given: Any,
 ) -> Findings:
+    """All findings.
+
+    Args:
+        given: more that a `CheckedModel` has.
+    """
     if any(hasattr(p, "full_tensor") for p in model.parameters()):
         line = "the model, whose parameters are shards of FSDP2: check it before fully_shard, or a copy loaded whole"
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
     inputs = _with_targets(model, guess_inputs(model)) if batch is None else as_inputs(batch)
     anatomy = find_anatomy(model, inputs)
-    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, intents, opened(model), loss, batch)
+    checked = CheckedModel(model, inputs, anatomy, **given, batch=batch)
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     seen = any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)
     quantized = is_quantized(model)

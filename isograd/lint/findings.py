@@ -39,7 +39,7 @@ class Finding:
     """
 
     code: str
-    severity: Severity
+    severity: Severity = "error"
     address: str
     measured: float
     message: str

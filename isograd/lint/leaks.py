@@ -46,7 +46,6 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     if gap > CHANGED or where is not None:
         yield Finding(
             code="batch-leaks",
-            severity="error",
             address=where or place,
             measured=gap,
             message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch"
@@ -69,7 +68,6 @@ def _of_place(checked: CheckedModel, named: dict[str, Any], count: int) -> Findi
         return None
     return Finding(
         code="batch-leaks",
-        severity="error",
         address=next(iter(parts)),
         measured=gap,
         message=f"{count} equal sequences in one batch give outputs that differ by {gap:.2g} of the largest: something"
@@ -134,7 +132,6 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
     beside = f", though not by its attention; first in {where}" if where else ""
     yield Finding(
         code="future-leaks",
-        severity="error",
         address=where or place,
         measured=read / possible,
         message=f"the output at position {reader} changes with the input at position {source}: it depends on"
@@ -218,7 +215,6 @@ def padding(checked: CheckedModel) -> Iterator[Finding]:
             continue  # it says True where others say False
         yield Finding(
             code="padding-leaks",
-            severity="error",
             address=mask_name,
             measured=gap,
             message=f"{mask_name} is read the wrong way round: real positions are hidden, and padding is seen"
@@ -259,7 +255,6 @@ def _shown_padding(checked: CheckedModel) -> Iterator[Finding]:
             if gap > CHANGED:
                 yield Finding(
                     code="padding-leaks",
-                    severity="error",
                     address=mask_name,
                     measured=gap,
                     message=f"other values of {name} where {mask_name} ends, at {int((~places).sum())} of"
@@ -317,7 +312,6 @@ def _other_mask(checked: CheckedModel) -> Iterator[Finding]:
         if sublayer.kind == "cross" and own and (seen := own[-1] & ~keys).any():
             yield Finding(
                 code="padding-leaks",
-                severity="error",
                 address=sublayer.address,
                 measured=seen.sum().item(),
                 message=f"the cross-attention sees {int(seen.sum())} positions of the source that the encoder hides as"

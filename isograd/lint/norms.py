@@ -31,7 +31,6 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
     if places:
         yield Finding(
             code="norm-axis",
-            severity="error",
             address=places[0][0],
             measured=float(len(places)),
             message="this norm takes its mean or variance over positions: scaling the vector at one position"
@@ -143,7 +142,6 @@ def size(checked: CheckedModel) -> Iterator[Finding]:
         if not 0.9 < growth < 1.1 and not 1.9 < growth < 2.1:
             yield Finding(
                 code="norm-scale",
-                severity="error",
                 address=operation.module,
                 measured=growth,
                 message=f"twice the input gives {growth:.3g} times the output, where the output of a norm stays the"
@@ -192,7 +190,6 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
     else:
         yield Finding(
             code="norm-scale",
-            severity="error",
             address=norm.address,
             measured=value,
             message=f"this norm returns vectors with an RMS of {value:.3g} instead of 1 ({many(len(odd), 'norm')})",
@@ -237,7 +234,6 @@ def _weights(checked: CheckedModel, norms: list[TracedNorm], value: float, how: 
     fill = 0.0 if one_plus else 1.0
     return Finding(
         code="norm-weights",
-        severity="error",
         address=norms[0].weight or norms[0].address,
         measured=value,
         message=f"norm {how} ({many(len(norms), 'norm')})",

@@ -37,7 +37,6 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         address, what = min(found, key=lambda one: min(one[2], default=0))[:2]
         yield Finding(
             code="shortcut-missing",
-            severity="error",
             address=address,
             measured=float(len(found)),
             message=f"the {what} has no residual connection: its output replaces the stream"
@@ -72,7 +71,6 @@ def _early(passed: list[tuple[TracedSublayer, TracedSublayer]]) -> Finding:
     after, lost = passed[0]
     return Finding(
         code="shortcut-missing",
-        severity="error",
         address=lost.address,
         measured=float(len(passed)),
         message=f"the residual connection of the {after.kind} starts before the {lost.kind} and goes around it: the"
@@ -273,7 +271,6 @@ def _again(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) 
 def _doubled(found: list[TracedSublayer]) -> Finding:
     return Finding(
         code="shortcut-doubled",
-        severity="error",
         address=found[0].address,
         measured=2.0,
         message="the residual stream is added twice, 2x + f(x), and doubles with every sublayer"
@@ -324,7 +321,6 @@ def after_norm(checked: CheckedModel) -> Iterator[Finding]:
         if found:
             yield Finding(
                 code="shortcut-after-norm",
-                severity="error",
                 address=found[0].address,
                 measured=float(len(found)),
                 message="the residual connection starts after the norm: x = norm(x), then x + f(x), which behaves as"
@@ -364,7 +360,6 @@ def bypassed(checked: CheckedModel) -> Iterator[Finding]:
         address, what = found[0]
         yield Finding(
             code="norm-bypassed",
-            severity="error",
             address=address,
             measured=float(len(found)),
             message=f"{'this norm' if 'computed' in what else 'this matrix'} {what} ({many(len(found), 'place')})",

@@ -1,6 +1,5 @@
 """Rules about where norms and coefficients stand."""
 
-import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +17,6 @@ from isograd.trace.anatomy import TracedStack
 from isograd.trace.dataflow import numbered
 from isograd.trace.sublayers import TracedSublayer
 
-OTHER_KIND = re.compile(
-    r"^(pixel|image|video|audio|speech|protein|vision|visual|cross_attention_states|input_features|input_values|high_res)"
-)
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -40,7 +36,6 @@ def finite(checked: CheckedModel) -> Iterator[Finding]:
         others = f", and {many(len(bad) - 1, 'more parameter')}" if len(bad) > 1 else ""
         yield Finding(
             code="not-finite",
-            severity="error",
             address=next(iter(bad)),
             measured=float(sum(bad.values())),
             message=f"NaN or infinite: {many(next(iter(bad.values())), 'entry', 'entries')}{others}",
@@ -58,11 +53,10 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
             continue
         with_norms = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
         bare = not stack.final and "post" not in last.norms and len(with_norms) * 2 > len(stack.sublayers)
-        if bare and _bare(checked, last.total) and not _scale_is_lost(checked, last.total):
+        if bare and not _scale_is_lost(checked, last.total):
             rms = checked.trace[last.total].double().square().mean().sqrt().item()
             yield Finding(
                 code="final-norm-missing",
-                severity="error",
                 address=last.address,
                 measured=rms,
                 message=f"the sum after the last of {stack.layers} {last.placement} layers is read without a norm"
@@ -117,59 +111,10 @@ def _in_every_layer(odd: list[TracedSublayer], peers: list[TracedSublayer]) -> b
     return min(names.values(), default=0) > 1 and names.keys().isdisjoint(others)
 
 
-@rule(Phase.GRADIENTS, "parameter-unused", hides=("placement-mixed", "gradient-cut", "shortcut-doubled", "init-std"))
-def unread(checked: CheckedModel) -> Iterator[Finding]:
-    """Norm weights and coefficients that no operation reads, those whose names differ by numbers only as one.
-
-    Vectors of tokens that these inputs do not hold (a mask's) are none, nor are biases of matrices that are unread
-    themselves: such a module waits for another call.
-    """
-    trace = checked.trace
-    alike: dict[str, list[str]] = {}
-    for value, name in trace.names.items():
-        tensor = trace[value]
-        idle = any(name.startswith(f"{address}.") for address in checked.anatomy.idle)
-        idle |= _beside_idle(checked, name) or waits(checked)
-        unused = idle or any(word in name for word in ("token", "mask")) or _in_unread_module(checked, name)
-        if trace.readers.get(value) or not tensor.numel() or unused or (checked.routed and _has_twins(checked, name)):
-            continue
-        if tensor.squeeze().ndim <= 1:
-            alike.setdefault(re.sub(r"\d+", "*", name), []).append(name)
-    for names in alike.values():
-        count = checked.parameters[names[0]].numel()
-        entries = many(count, "entry", "entries")
-        others = f", nor {len(names) - 1} more of this name in other layers" if len(names) > 1 else ""
-        yield Finding(
-            code="parameter-unused",
-            severity="error",
-            address=names[0],
-            measured=float(count),
-            message=f"nothing reads this parameter of {entries}{others}: it is created and never applied",
-            remedy="apply it where it was meant to act, or remove it with the option that creates it",
-        )
-
-
 def _goes_on(checked: CheckedModel, stack: TracedStack) -> bool:
     """Whether another stack begins with what this one gives (a stage), other than by cross-attention."""
     below = checked.trace.below([stack.sublayers[-1].total])
     return any(other is not stack and other.first in below for other in checked.anatomy.stacks)
-
-
-def _bare(checked: CheckedModel, value: int) -> bool:
-    """Whether a product with weights, or the output, reads a value with no norm between."""
-    outputs = set(checked.trace.outputs.values())
-    todo, seen = [value], {value}
-    while todo:
-        at = todo.pop()
-        if at in outputs:
-            return True
-        for operation in checked.trace.read_by(at):
-            if checked.dataflow.is_product(operation):
-                return True
-            new = [m for m in operation.makes if m not in seen and m not in checked.dataflow.norms]
-            seen.update(new)
-            todo += new
-    return False
 
 
 def _scale_is_lost(checked: CheckedModel, value: int) -> bool:
@@ -194,51 +139,6 @@ def _is_normed(checked: CheckedModel, value: int) -> bool:
         todo += [m for m in new if m not in seen]
         seen.update(new)
     return True
-
-
-def _in_unread_module(checked: CheckedModel, name: str) -> bool:
-    owner = name.rpartition(".")[0]
-    values = {n: v for v, n in checked.trace.names.items()}
-    beside = [n for n in values if n.rpartition(".")[0] == owner and checked.trace[values[n]].ndim >= 2]
-    return any(not checked.trace.readers.get(values[n]) for n in beside)
-
-
-def _beside_idle(checked: CheckedModel, name: str) -> bool:
-    """Whether the parameter's module was not run, nor one with matrices beside it: a cross-attention and its norm."""
-    owner = name.rpartition(".")[0]
-    around = owner.rpartition(".")[0]
-    return owner not in checked.trace.ran and any(a.rpartition(".")[0] == around for a in checked.anatomy.idle)
-
-
-def waits(checked: CheckedModel) -> bool:
-    """Whether parts of a model wait for inputs of another kind that it takes and was not given."""
-    taken = inspect.signature(checked.model.forward).parameters
-    given = {at.partition(".")[0] for at in checked.trace.inputs}
-    return any(OTHER_KIND.search(name) and name not in given for name in taken)
-
-
-def waits_for(checked: CheckedModel, name: str) -> bool:
-    """Whether a parameter's module is called after an input that forward takes and was not given, as query_global after
-    global_attention_mask.
-    """
-    common = {"attention", "mask", "masks", "query", "key", "value", "input", "ids", "embeds", "out", "proj", "output"}
-    own = set(name.split(".")[-2].split("_")) - common if "." in name else set()
-    given = {at.partition(".")[0] for at in checked.trace.inputs}
-    optional = [n for n in inspect.signature(checked.model.forward).parameters if n not in given]
-    return any(own & set(n.split("_")) for n in optional if n.endswith(("mask", "ids", "embeds")))
-
-
-def _has_twins(checked: CheckedModel, name: str) -> bool:
-    """Whether the same parameter of a sister module, in a list, was read."""
-    parts = name.split(".")
-    for i, part in enumerate(parts):
-        if part.isdecimal():
-            for value, other in checked.trace.names.items():
-                alike = other.split(".")
-                same = len(alike) == len(parts) and alike[:i] == parts[:i] and alike[i + 1 :] == parts[i + 1 :]
-                if same and alike[i] != part and checked.trace.readers.get(value):
-                    return True
-    return False
 
 
 def _listed(sublayers: list[TracedSublayer]) -> str:

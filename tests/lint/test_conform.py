@@ -223,7 +223,7 @@ class Mistaken:
 def every_mistake() -> Iterator[tuple[str, str]]:
     """Each mistake with the first placement in which it can be made."""
     for mistake in MISTAKES:
-        yield next((name, mistake.name) for name in designs() if mistake.of(design_of(name)))
+        yield next((name, mistake.name) for name in designs() if mistake in possible(design_of(name)))
 
 
 @pytest.mark.parametrize("made", few(every_mistake(), 6), ids=str)

@@ -91,11 +91,6 @@ def not_normed(model: Any) -> bool:
     return not torch.allclose(last_vectors(model).var(-1, unbiased=False), torch.tensor(1.0), atol=2e-2)
 
 
-def layers_are_equal(model: Any) -> bool:
-    first, *others = (dict(layer.named_parameters()) for layer in model.layers)
-    return all(torch.equal(first[n], other[n]) for other in others for n in first)
-
-
 def has_no_gradient(model: Any) -> bool:
     model(*guess_inputs(model)).square().sum().backward()
     return any(p.grad is None for p in model.parameters())
@@ -118,10 +113,6 @@ def layers_differ_in_kind(model: Any) -> bool:
 
 def has_no_attention(model: Any) -> bool:
     return not any("attn" in name for name, _ in model.named_modules())
-
-
-def table_of_ones(model: Any) -> bool:
-    return model.head.weight is model.tokens.weight and bool(model.tokens.weight.std() > 0.9)
 
 
 def starts_are_uneven(model: Any) -> bool:
@@ -180,11 +171,9 @@ def deep_and_post(model: Any) -> bool:
 
 PROOFS: dict[str, Callable[[Any], bool]] = {
     "final-norm-missing": not_normed,
-    "weights-copied": layers_are_equal,
     "parameter-unused": has_no_gradient,
     "placement-mixed": layers_differ_in_kind,
     "not-found": has_no_attention,
-    "embedding-std": table_of_ones,
     "init-std": starts_are_uneven,
     "initial-loss": loss_is_far,
     "future-leaks": sees_the_future,

@@ -41,7 +41,7 @@ def plain() -> Any:
 
 
 def test_logits_beside_a_loss_are_judged() -> None:
-    assert isograd.check(LossBeside(std=1.0)).codes == {"embedding-std"}
+    assert isograd.check(LossBeside(std=1.0)).codes == {"initial-loss"}
     assert isograd.check(LossBeside()).codes == set()
 
 

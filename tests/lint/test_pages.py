@@ -68,7 +68,7 @@ def _written(tree: ast.Module, module: str) -> Iterator[tuple[set[str], set[str]
             given = {k.arg: k.value for k in call.keywords}
             passed = strings(*(n for n in calls if ast.unparse(n.func) == function.name)) & CODES
             codes = strings(given["code"]) & CODES or of_rules.get(function.name, passed)
-            severity = strings(given["severity"]) or strings(tree)  # made elsewhere in the file
+            severity = {"error"} if "severity" not in given else strings(given["severity"]) or strings(tree)
             yield codes, severity & set(SEVERITIES), "edit" in given
 
 

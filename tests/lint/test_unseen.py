@@ -511,36 +511,6 @@ def test_a_mask_of_padding_the_wrong_way_round_hides_whole_sequences(turned: boo
     assert ("mask-blocks-self" in findings.codes) == turned, str(findings)
 
 
-class Window(nn.Module):
-    """A window of 3 x 3 patches with a table of relative places, 25 rows; (dy, dx) as a row of it, or their sum."""
-
-    def __init__(self, *, right: bool) -> None:
-        super().__init__()
-        self.patches, self.norm, self.head = nn.Linear(12, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)
-        self.layers = nn.ModuleList(PreLayer() for _ in range(2))
-        self.tables = nn.ParameterList(torch.randn(25, HEADS) * 0.02 for _ in range(2))
-        places = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-        apart = places[:, None] - places + 2
-        self.register_buffer("rows", apart[..., 0] * (5 if right else 1) + apart[..., 1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x)
-        for layer, table in zip(self.layers, self.tables, strict=True):
-            y, bias = layer.attn_norm(x), table[self.get_buffer("rows").flatten()].view(9, 9, HEADS).permute(2, 0, 1)
-            q, k, v = (split(p(y)) for p in (layer.attn.query, layer.attn.key, layer.attn.value))
-            x = x + layer.attn.out(join(F.scaled_dot_product_attention(q, k, v, attn_mask=bias)))
-            x = x + layer.ffn(layer.ffn_norm(x))
-        out: Tensor = self.head(self.norm(x))
-        return out
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_rows_of_relative_places_that_nothing_looks_up(right: bool) -> None:
-    torch.manual_seed(0)
-    findings = isograd.check(Window(right=right).eval(), torch.randn(2, 9, 12))
-    assert ("parameter-unused" in findings.codes) != right, str(findings)
-
-
 class Series(nn.Module):
     """Each series of a batch on its own, (b, t, c) as (b c, t)."""
 

@@ -26,7 +26,6 @@ def split(checked: CheckedModel) -> Iterator[Finding]:
         attention, what = found[0]
         yield Finding(
             code="heads-mixed",
-            severity="error",
             address=attention.address,
             measured=float(len(found)),
             message=f"each head of the {what} mixes features of different positions: a view without a transpose"
@@ -143,7 +142,6 @@ def flat(checked: CheckedModel) -> Iterator[Finding]:
         attention, bound = found[0]
         yield Finding(
             code="attention-flat",
-            severity="error",
             address=attention.address,
             measured=bound,
             message=f"projections a thousand times as large give scores of {bound:.2g} at most: queries and keys are"

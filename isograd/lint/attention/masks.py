@@ -123,7 +123,6 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
         given = next((x for x in attention.operation.args[1:] if isinstance(x, int)), -1)
         yield Finding(
             code="softmax-axis",
-            severity="error",
             address=attention.address,
             measured=total,
             message=f"the attention weights of a query sum to {total:.3g} instead of 1: the softmax runs over"
@@ -174,7 +173,6 @@ def after(checked: CheckedModel) -> Iterator[Finding]:
         attention, least = found[0]
         yield Finding(
             code="mask-after-softmax",
-            severity="error",
             address=attention.address,
             measured=least,
             message="the mask is applied after the softmax: the attention weights of a query sum to only"
@@ -207,7 +205,6 @@ def blank(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         yield Finding(
             code="mask-blocks-self",
-            severity="error",
             address=found[0][0].address,
             measured=found[0][1],
             message=f"in {found[0][1]:.0%} of the sequences every position is masked, itself included: the mask"
@@ -303,7 +300,6 @@ def _finding(code: str, found: list[Seen], own: list[Seen], message: str, remedy
     where = "in all layers" if len(found) == len(own) else f"in {len(found)} of {len(own)} attentions"
     return Finding(
         code=code,
-        severity="error",
         address=found[0].attention.address,
         measured=found[0].ahead,
         message=f"{message} ({where})",

@@ -45,7 +45,6 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         return
     yield Finding(
         code="positions-missing",
-        severity="error",
         address=unused[0] if unused else "",
         measured=float(len(attentions)),
         message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"
@@ -264,7 +263,6 @@ def _has_rows(table: Tensor) -> bool:
 def _finding(found: list[MeasuredAttention], what: str, remedy: str) -> Finding:
     return Finding(
         code="rotary-wrong",
-        severity="error",
         address=found[0].address,
         measured=float(len(found)),
         message=f"{what} ({many(len(found), 'attention')})",

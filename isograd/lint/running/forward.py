@@ -99,7 +99,6 @@ def output(checked: CheckedModel) -> Iterator[Finding]:
             why = f"{many(empty, 'row')} of scores masked in every place" if empty else "its inputs are all finite"
             yield Finding(
                 code="output-not-finite",
-                severity="error",
                 address=operation.module,
                 measured=float(count),
                 message=f"NaN or infinite from {operation.name} on: {many(count, 'entry', 'entries')}; {why}",

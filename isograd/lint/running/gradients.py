@@ -4,7 +4,6 @@ A parameter whose gradient is 0 because another one begins at 0 (ReZero, a zero 
 first update. So all that have a gradient are moved a little, and the pass is repeated, before any is called stuck.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -46,18 +45,7 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
             remedy="train it by a loss of its own, or multiply the selected output by its score, as"
             " mixture-of-experts routers do",
         )
-    cancels = [n for n in zero if _cancels_at_first(checked, n, zero)]
-    zero = [n for n in zero if n not in cancels]
-    if cancels:
-        yield Finding(
-            code="gradient-zero",
-            severity="info",
-            address=cancels[0],
-            measured=float(len(cancels)),
-            message="it gets no gradient, unlike the same parameter in later layers: in the first layer it mixes"
-            " a value with itself, and cancels",
-            remedy="nothing is wrong; leave it out of the first layer to save a parameter",
-        )
+    zero = [n for n in zero if not _cancels_at_first(checked, n, zero)]
     if zero:
         yield _finding(checked, "gradient-zero", zero, "its gradient is exactly 0, and stays 0 after an update")
     if not none and not zero and not choosing and (wrong := _wrong_derivative(checked)) is not None:
@@ -90,7 +78,6 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
                 first = int(still.nonzero()[0])
                 yield Finding(
                     code="parameter-unused",
-                    severity="error",
                     address=name,
                     measured=float(still.sum()),
                     message=f"{int(still.sum())} of {len(still)} outputs of this fused matrix, from {first} on, go"
@@ -98,30 +85,6 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
                     remedy="q, k, v = qkv.chunk(3, dim=-1), and use each once",
                 )
                 return
-    yield from _unread_places(checked)
-
-
-def _unread_places(checked: CheckedModel) -> Iterator[Finding]:
-    """Rows of a table of relative places in a window, (2 w - 1)^2 of them, that no pair of its w^2 places looks up."""
-    trace, dataflow = checked.trace, checked.dataflow
-    for operation in trace.operations:
-        name = dataflow.parameter(operation.reads[0]) if operation.reads and not dataflow.data(operation) else None
-        if name is None or bare(operation) not in ("index", "index_select", "embedding") or len(operation.reads) < 2:
-            continue
-        indices, rows = trace[operation.reads[1]], trace[operation.reads[0]].shape[0]
-        places = math.isqrt(indices.numel())
-        window, distinct = math.isqrt(places), len(indices.unique())
-        if rows == (2 * window - 1) ** 2 and indices.numel() == window**4 and 1 < distinct < rows:
-            yield Finding(
-                code="parameter-unused",
-                severity="error",
-                address=name,
-                measured=float(rows - distinct),
-                message=f"{rows - distinct} of the {rows} rows of this table of relative places are never looked up:"
-                " places of one difference share a row with places of another",
-                remedy="the row of a difference (dy, dx), both from 0 on, is dy * (2 * w - 1) + dx",
-            )
-            return
 
 
 def _are_read(checked: CheckedModel, name: str, rows: Tensor) -> bool:
@@ -385,7 +348,6 @@ def _finding(checked: CheckedModel, code: str, names: list[str], why: str) -> Fi
     cut_ = code == "gradient-cut"
     return Finding(
         code=code,
-        severity="error",
         address=_detached(checked) or last if cut_ else last,
         measured=float(len(names)),
         message=f"{last} does not learn{others}: {why}",

@@ -51,7 +51,6 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
         if checked.lr is not None and checked.lr >= MOST:
             yield Finding(
                 code="lr-high",
-                severity="error",
                 address="",
                 measured=checked.lr,
                 message=f"the peak learning rate is {checked.lr:g}: Adam moves every weight by about as much in a step",
@@ -130,7 +129,6 @@ def _name(checked: CheckedModel, group: dict[str, Any]) -> str:
 def _finding(code: str, address: str, count: int, message: str, remedy: str, measured: float | None = None) -> Finding:
     return Finding(
         code=code,
-        severity="error",
         address=address,
         measured=float(count) if measured is None else measured,
         message=message,

@@ -74,7 +74,6 @@ def targets(checked: CheckedModel) -> Iterator[Finding]:
             where = f"{scored.name} at the {'same' if not scored.shift else 'next'} position"
             yield Finding(
                 code="target-leaks",
-                severity="error",
                 address=checked.head or scored.name,
                 measured=scored.share,
                 message=f"the loss scores each prediction against {where}, and changing it there moves the prediction:"
@@ -112,7 +111,6 @@ def broadcast(checked: CheckedModel) -> Iterator[Finding]:
         if n > 1 and {(n,), (n, 1)} == set(shapes):
             yield Finding(
                 code="loss-broadcast",
-                severity="error",
                 address="",
                 measured=float(n),
                 message=f"the loss compares predictions and targets of the shapes {shapes[0]} and {shapes[1]}: they are"
