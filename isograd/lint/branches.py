@@ -32,7 +32,6 @@ def linear(checked: CheckedModel) -> Iterator[Finding]:
     found = [s for s in checked.anatomy.distinct if s.kind == "ffn" and _is_linear(checked, s)]
     if found:
         yield Finding(
-            code="ffn-linear",
             address=found[0].address,
             measured=float(len(found)),
             message="this feed-forward is linear, f(a + b) = f(a) + f(b): there is no activation between its two"
@@ -76,7 +75,6 @@ def bent(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         operation, sublayer = found[0]
         yield Finding(
-            code="activation-on-stream",
             address=operation.module or sublayer.address,
             measured=float(len(found)),
             message=f"{bare(operation)} is applied to the residual stream, after the sum of {sublayer.address}:"
@@ -120,11 +118,11 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
         made = checked.trace.made_by(checked.dataflow.root(value))
         softmax = made is not None and bare(made) in ("softmax", "_softmax")
         classes = x.shape[-1] if x.ndim >= 2 else 0
-        if softmax and at in ("", "0", "logits") and classes > 1 and x.is_floating_point():
+        meant = checked.intents.says("probabilities")
+        if softmax and not meant and at in ("", "0", "logits") and classes > 1 and x.is_floating_point():
             sums = x.double().sum(-1)
             if bool((x >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
                 yield Finding(
-                    code="softmax-output",
                     severity="warning",
                     address=made.module if made is not None else "",
                     measured=float(classes),
@@ -156,7 +154,6 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
         ):
             continue
         yield Finding(
-            code="axes-mixed",
             address=operation.module,
             measured=float(before[1]),
             message=f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that each row"

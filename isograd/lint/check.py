@@ -200,9 +200,9 @@ def _with_upstream(
     Args:
         check: finds what is wrong with such a model.
     """
-    if all(finding.severity == "info" for finding in found) or not _is_stock(model) or is_large(model):
+    stock = isinstance(model, PreTrainedModel) and type(model).__module__.startswith("transformers.")
+    if all(finding.severity == "info" for finding in found) or not stock or is_large(model):
         return list(found)
-    assert isinstance(model, PreTrainedModel)
     try:
         with torch.random.fork_rng(devices=[]):
             theirs = {(one.code, one.address) for one in check(type(model)(_usual(model.config)).eval())}
@@ -220,21 +220,6 @@ def _with_upstream(
         else one
         for one in found
     ]
-
-
-def _is_stock(model: nn.Module) -> bool:
-    """Whether a model is of transformers' and torch's classes alone, none with a forward pass or a hook of its own;
-    transformers hangs hooks into a model when it first gives its hidden states.
-    """
-    return isinstance(model, PreTrainedModel) and all(
-        type(module).__module__.startswith(("transformers.", "torch.nn."))
-        and "forward" not in vars(module)
-        and all(
-            getattr(hook, "__module__", "").startswith("transformers.")
-            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        )
-        for module in model.modules()
-    )
 
 
 def _usual(config: PretrainedConfig) -> PretrainedConfig:

@@ -301,6 +301,11 @@ class CheckedModel:
         return tables
 
     @cached_property
+    def vocabularies(self) -> set[int]:
+        """How many rows the tables have in which given ids look up: as many classes are tokens."""
+        return {len(self.parameters[name]) for name, by_ids in self.tables.items() if by_ids}
+
+    @cached_property
     def idle_writers(self) -> set[str]:
         """W_O and W_2 of layers in which both are zero: new layers of a deeper model, which begin as the identity."""
         attention, feedforward = (self.by_role.get(role, []) for role in ("attn_out", "ffn_out"))

@@ -38,7 +38,7 @@ class Finding:
         at: the value of the trace whose making it is about.
     """
 
-    code: str
+    code: str = ""
     severity: Severity = "error"
     address: str
     measured: float

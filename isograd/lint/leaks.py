@@ -1,6 +1,7 @@
 """Rules about what reaches what: the future, the padding, the source."""
 
 import inspect
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +46,6 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     where = _first_across(checked, x.shape[0])
     if gap > CHANGED or where is not None:
         yield Finding(
-            code="batch-leaks",
             address=where or place,
             measured=gap,
             message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch"
@@ -124,7 +124,8 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
     causal = [s for a in checked.attentions if (s := seen_by(a)) is not None]
     masked = causal and all(s.view in ("left", "itself") for s in causal) and checked.logits is not None
     if not partly and not (read and (masked or declares_causal(checked))):
-        if 2 * read > possible and _writes_tokens(checked) and not declares_both(checked):
+        writes = checked.logits is not None and checked.trace[checked.logits].shape[-1] in checked.vocabularies
+        if 2 * read > possible and writes and checked.config is None and not declares_both(checked):
             yield _both_ways(place, read / possible)
         return
     reader, source = (int(i) for i in ahead.nonzero()[0])
@@ -142,14 +143,6 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
         else "mask scores where the key is after the query (triu with diagonal=1), and pass the attention"
         " is_causal=True or the mask",
     )
-
-
-def _writes_tokens(checked: CheckedModel) -> bool:
-    """Whether each position gives logits over the ids that come in, and nothing but its code says for what."""
-    if checked.config is not None or not checked.takes_ids or checked.logits is None:
-        return False
-    rows = {checked.parameters[name].shape[0] for name, by_ids in checked.tables.items() if by_ids}
-    return checked.trace[checked.logits].shape[-1] in rows
 
 
 def _both_ways(place: str, measured: float) -> Finding:
@@ -182,9 +175,13 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
     if checked.logits is None or ids is None or ids.ndim != 2 or ids.shape[1] < 4 or checked.head is None:
         return
     logits = checked.trace[checked.logits]
-    rows = {checked.parameters[name].shape[0] for name, by_ids in checked.tables.items() if by_ids}
     one = logits.ndim == 2 or (logits.ndim == 3 and logits.shape[1] == 1)
-    if one and logits.shape[0] == ids.shape[0] and logits.shape[-1] in rows and declares_causal(checked):
+    if (
+        one
+        and logits.shape[0] == ids.shape[0]
+        and logits.shape[-1] in checked.vocabularies
+        and declares_causal(checked)
+    ):
         yield Finding(
             code="last-position-only",
             severity="warning",
@@ -198,82 +195,52 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
 
 @rule(Phase.DATA, "padding-leaks")
 def padding(checked: CheckedModel) -> Iterator[Finding]:
-    """Outputs at real positions that change with what stands where the mask says padding."""
+    """Outputs at real positions that change with what stands where a mask, or lengths, say padding: those of the batch,
+    whatever they are called, else one that forward takes by a known name.
+    """
     named = _named(checked)
-    given = (x for n, x in named.items() if isinstance(x, Tensor) and not _is_label(n))
-    shown = any(_real_places(x, named) is not None for x in given)
-    for mask_name, name in () if shown else _masked_inputs(checked):
-        mask, ids = named.get(mask_name), named[name]
-        like = mask if isinstance(mask, Tensor) else torch.ones(ids.shape[:2], dtype=torch.bool)
-        real = not (like.dtype == torch.bool and "padding" in mask_name)
-        gap = _padding_gap(checked, mask_name, name, like, real)
+    tensors = {n: x for n, x in named.items() if isinstance(x, Tensor) and not _is_label(n)}
+    given = {n: places for n, x in tensors.items() if (places := _real_places(x, named)) is not None}
+    pairs = [(m, n) for m in given for n in tensors if n not in given and tensors[n].shape[:2] == given[m].shape]
+    base = _run(checked, checked.inputs)
+    if base is None or (not given and base.ndim < 3 and _chooses_place(checked)):  # as the last that is no padding
+        pairs = []
+    elif not given:
+        pairs = [*_masked_inputs(checked)]
+    for mask_name, name in pairs:
+        turned = False
+        if given:
+            gap = _padding_gap(checked, named, name, given[mask_name])
+        else:
+            mask, ids = named.get(mask_name), named[name]
+            like = mask if isinstance(mask, Tensor) else torch.ones(ids.shape[:2], dtype=torch.bool)
+            real = not (like.dtype == torch.bool and "padding" in mask_name)
+            places = (torch.arange(ids.shape[1]) < ids.shape[1] - max(ids.shape[1] // 4, 1)).expand(ids.shape[:2])
+            gap, other = (
+                _padding_gap(checked, named | {mask_name: (places == way).to(like)}, name, places)
+                for way in (real, not real)
+            )
+            turned = other is not None and other <= CHANGED
+            if turned and mask_name != "attention_mask":
+                continue  # it says True where others say False
         if gap is None or gap <= CHANGED:
             continue
-        other_way = _padding_gap(checked, mask_name, name, like, not real)
-        turned = other_way is not None and other_way <= CHANGED
-        if turned and mask_name != "attention_mask":
-            continue  # it says True where others say False
         yield Finding(
-            code="padding-leaks",
             address=mask_name,
             measured=gap,
             message=f"{mask_name} is read the wrong way round: real positions are hidden, and padding is seen"
             if turned
-            else f"outputs at real positions change by {gap:.2g} of the largest with the content of the padding",
-            remedy='scores.masked_fill(attention_mask[:, None, None, :] == 0, float("-inf")): 1 is a real token'
-            if turned
-            else f'scores.masked_fill({mask_name}[:, None, None, :] == 0, float("-inf")) before the softmax of every'
-            " attention: the mask belongs to the keys, the last axis",
+            else f"other values of {name} where {mask_name} says padding move the outputs at real positions by"
+            f" {gap:.2g} of the largest",
+            remedy="hide the keys of padding in every attention, scores.masked_fill(~real[:, None, None, :],"
+            ' float("-inf")), where 1 or True is a real token, and leave padding out of means and pooling',
         )
         return
-    else:
-        yield from _shown_padding(checked)
     yield from _other_mask(checked)
-
-
-def _shown_padding(checked: CheckedModel) -> Iterator[Finding]:
-    """Masks and lengths whose rows of the batch end in padding, whatever they are called: what stands there changes."""
-    named = _named(checked)
-    base = _answer(checked, checked.inputs)
-    masks = {n: x for n, x in named.items() if isinstance(x, Tensor) and not _is_label(n)}
-    real = {n: r for n, x in masks.items() if (r := _real_places(x, named)) is not None}
-    for mask_name, places in real.items() if base is not None else ():
-        for name, x in named.items():
-            if not isinstance(x, Tensor) or name in real or x.shape[:2] != places.shape or _is_label(name):
-                continue
-            padding = ~places.reshape(*places.shape, *[1] * (x.ndim - 2))
-            moved = _answer(checked, _given(checked, named | {name: torch.where(padding, _anything_else(x), x)}))
-            if base is None or moved is None or moved.shape != base.shape:
-                continue
-            aligned = base.ndim >= 2 and base.shape[:2] == places.shape
-            gaps = (moved - base).abs()
-            if aligned and base.ndim > 2 and base.shape[2] == places.shape[1] != base.shape[-1]:  # of pairs
-                gaps = gaps[places[:, :, None] & places[:, None, :]]
-            elif aligned:
-                gaps = gaps[places]
-            gap = (gaps.max() / base.abs().max()).item()
-            if gap > CHANGED:
-                yield Finding(
-                    code="padding-leaks",
-                    address=mask_name,
-                    measured=gap,
-                    message=f"other values of {name} where {mask_name} ends, at {int((~places).sum())} of"
-                    f" {places.numel()} places, move the outputs {'at real positions ' if aligned else ''}by {gap:.2g}"
-                    " of the largest",
-                    remedy="hide the keys of padding in every attention, scores.masked_fill(~real[:, None, None, :],"
-                    ' float("-inf")), and leave padding out of means and pooling',
-                )
-                return
 
 
 def _is_label(name: str) -> bool:
     return name == "y" or name.startswith(("label", "target", "answer", "truth"))
-
-
-def _answer(checked: CheckedModel, inputs: Any) -> Tensor | None:
-    """The first output that is no single number, as a loss is."""
-    made = next((t for t in _outputs(checked, inputs) if t.ndim), None)
-    return _turned(checked, made) if made is not None and made.ndim >= 3 else made
 
 
 def _real_places(x: Tensor, named: dict[str, Any]) -> Tensor | None:
@@ -330,36 +297,26 @@ def _hidden_keys(checked: CheckedModel, attention: MeasuredAttention) -> Tensor 
     return ~visible.any(1).unflatten(0, (batch, -1)).any(1)
 
 
-def _padding_gap(checked: CheckedModel, mask_name: str, name: str, like: Tensor, real: bool) -> float | None:
-    """How much the outputs at real positions change with the contents of the padding; None where that is no question.
-
-    Args:
-        like: a mask of the shape and type to be given.
-        real: what it holds at real positions.
+def _padding_gap(checked: CheckedModel, named: dict[str, Any], name: str, real: Tensor) -> float | None:
+    """How much the outputs at real positions change with an input's contents at the others; None where that is no
+    question.
     """
-    named = _named(checked)
-    ids, mask = named[name], like.clone()
-    time = ids.shape[1]
-    pad = max(time // 4, 1)
-    mask[:] = real
-    mask[:, -pad:] = not real
-    other = ids.clone()
-    other[:, -pad:] = _others(checked, ids)[:, -pad:]
+    x = named[name]
+    other = torch.where(real.reshape(*real.shape, *[1] * (x.ndim - 2)), x, _anything_else(x))
     try:
-        inputs = (
-            {n: _turned(checked, v) for n, v in {**named, mask_name: mask, name: x}.items()} for x in (ids, other)
-        )
-        a, b = (checked.run(keywords)[0] for keywords in inputs)
+        a, b = (_run(checked, _given(checked, named | {name: part})) for part in (x, other))
     except Exception:  # a mask of another shape, or only together with something else
         return None
-    pools = a is not None and a.ndim < 3 and _chooses_place(checked)
-    if a is None or b is None or a.ndim < 2 or pools:  # some pool at the last id that is no padding's
+    if a is None or b is None or a.shape != b.shape:
         return None
-    decodes = any(one.startswith("decoder") for one in named)
-    aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not decodes
-    shown = slice(None, -pad) if aligned and a.shape[1] == time else slice(None)  # (B, T) is a score for each position
-    gap = (a[:, shown] - b[:, shown]).abs().max() / a.abs().max()
-    return gap.item() if gap.isfinite() else None
+    gaps = (b - a).abs()
+    aligned = a.ndim > 1 and a.shape[:2] == real.shape
+    if aligned and a.ndim > 2 and a.shape[2] == real.shape[1] != a.shape[-1]:  # of pairs
+        gaps = gaps[real[:, :, None] & real[:, None, :]]
+    elif aligned and not (name.startswith("input") and any(n.startswith("decoder") for n in named)):
+        gaps = gaps[real]
+    gap = (gaps.max() / a.abs().max()).item()
+    return gap if math.isfinite(gap) else None
 
 
 def _chooses_place(checked: CheckedModel) -> bool:
@@ -394,7 +351,6 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
         if gap <= CHANGED:
             weighed = _is_weighed(checked, name)
             yield Finding(
-                code="encoder-unused",
                 severity="error" if weighed else "info",
                 address=name,
                 measured=gap,
@@ -540,7 +496,8 @@ def _named(checked: CheckedModel) -> dict[str, Any]:
 def _given(checked: CheckedModel, named: dict[str, Any]) -> Any:
     """Named inputs as the model was given them."""
     turned = {name: _turned(checked, part) for name, part in named.items()}
-    return turned if isinstance(checked.inputs, dict) else tuple(turned.values())
+    more = isinstance(checked.inputs, dict) or len(turned) > len(checked.inputs)  # by name alone
+    return turned if more else tuple(turned.values())
 
 
 def _run(checked: CheckedModel, inputs: Any) -> Tensor | None:

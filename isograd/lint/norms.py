@@ -30,7 +30,6 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
     places += [(o.module, o.makes[0], v) for o, v in _divisions(checked) if _mixes(checked, v, o.makes[0])]
     if places:
         yield Finding(
-            code="norm-axis",
             address=places[0][0],
             measured=float(len(places)),
             message="this norm takes its mean or variance over positions: scaling the vector at one position"
@@ -141,7 +140,6 @@ def size(checked: CheckedModel) -> Iterator[Finding]:
         growth = (two.norm() / one.norm().clamp_min(1e-30)).item()
         if not 0.9 < growth < 1.1 and not 1.9 < growth < 2.1:
             yield Finding(
-                code="norm-scale",
                 address=operation.module,
                 measured=growth,
                 message=f"twice the input gives {growth:.3g} times the output, where the output of a norm stays the"
@@ -309,7 +307,6 @@ def small(checked: CheckedModel) -> Iterator[Finding]:
             continue
         what = "float16 rounds it to 0" if half and norm.eps < 2**-25 else "it flattens activations of small variance"
         yield Finding(
-            code="norm-eps",
             severity="warning",
             address=norm.address,
             measured=norm.eps,

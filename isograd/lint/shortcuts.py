@@ -36,7 +36,6 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         posts = sum("post" in s.norms and "pre" not in s.norms for s in checked.anatomy.sublayers)
         address, what = min(found, key=lambda one: min(one[2], default=0))[:2]
         yield Finding(
-            code="shortcut-missing",
             address=address,
             measured=float(len(found)),
             message=f"the {what} has no residual connection: its output replaces the stream"
@@ -141,7 +140,7 @@ def _replaced(checked: CheckedModel) -> Iterator[Found]:
         return
     sums = [s.total for s in checked.anatomy.sublayers]
     claimed = {name for s in checked.anatomy.sublayers for name in s.parameters}
-    yield from _at_end(checked, claimed)
+    yield from _at_end(checked, claimed, claimed)
     found: list[tuple[TracedSublayer, int, str, str]] = []
     names_of: set[str] = set()  # of the matrices found
     for sublayer in checked.anatomy.sublayers:
@@ -164,29 +163,17 @@ def _replaced(checked: CheckedModel) -> Iterator[Found]:
     of_stack = {k.name: set[str]().union(*(likes[s.total] for s in k.sublayers)) for k in checked.anatomy.stacks}
     stack_of = {s.total: s.stack for s in checked.anatomy.sublayers}
     if found:
-        yield from _last_of(checked, {numbered(n) for n in names_of})
+        yield from _at_end(checked, claimed, names_of)
     for sublayer, total, where, what in found:
         alike = of_stack[stack_of[total]] & of_stack[sublayer.stack]  # else it leads from one stack to another
         if alike or len(found) > 1:
             yield where, what, {dataflow.back(sublayer.read)[0]: plus((1.0, total))}
 
 
-def _last_of(checked: CheckedModel, likes: set[str]) -> Iterator[Found]:
-    """The likes of what was found, where they stand after the last sum."""
+def _at_end(checked: CheckedModel, claimed: set[str], alike_to: set[str]) -> Iterator[Found]:
+    """Matrices between the last sum and the output whose likes in other layers stand in a branch, or have no sum."""
     dataflow, trace = checked.dataflow, checked.trace
-    for stack in checked.anatomy.stacks:
-        last = stack.sublayers[-1].total
-        below = trace.below([last])
-        products = [o for o in trace.operations if not below.isdisjoint(o.reads) and dataflow.is_product(o)]
-        alike = [o for o in products if any(numbered(n) in likes for n in dataflow.weights(o))]
-        if len(alike) >= 2 and trace[alike[-1].makes[0]].shape == trace[last].shape:
-            yield _holder(alike), "feed-forward", {alike[-1].makes[0]: plus((1.0, last))}
-
-
-def _at_end(checked: CheckedModel, claimed: set[str]) -> Iterator[Found]:
-    """Matrices between the last sum and the output whose likes in other layers stand in a branch."""
-    dataflow, trace = checked.dataflow, checked.trace
-    likes = {re.sub(r"\d+", "*", name) for name in claimed}
+    likes = {re.sub(r"\d+", "*", name) for name in alike_to}
     inside = trace.above([s.total for s in checked.anatomy.sublayers])
     for stack in checked.anatomy.stacks:
         below = (trace.below([stack.sublayers[-1].total]) & checked.reaching) - inside
@@ -320,7 +307,6 @@ def after_norm(checked: CheckedModel) -> Iterator[Finding]:
         found = list({id(after): after for _, after in pairs}.values())
         if found:
             yield Finding(
-                code="shortcut-after-norm",
                 address=found[0].address,
                 measured=float(len(found)),
                 message="the residual connection starts after the norm: x = norm(x), then x + f(x), which behaves as"
@@ -359,7 +345,6 @@ def bypassed(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         address, what = found[0]
         yield Finding(
-            code="norm-bypassed",
             address=address,
             measured=float(len(found)),
             message=f"{'this norm' if 'computed' in what else 'this matrix'} {what} ({many(len(found), 'place')})",

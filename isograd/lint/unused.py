@@ -54,7 +54,6 @@ def parameters(checked: CheckedModel) -> Iterator[Finding]:
         if found:
             certain = found[0] in sure or numbered(found[0]) in likes
             yield Finding(
-                code="parameter-unused",
                 severity="error" if certain else "warning",
                 address=found[0],
                 measured=float(len(found)),
@@ -116,7 +115,6 @@ def idle_buffer(checked: CheckedModel) -> Iterator[Finding]:
         unread = not trace.readers.get(value) and filled and not KEPT.search(name)
         if unread and (home in trace.ran or not home) and not kind.startswith(("torch.", "transformers.")):
             yield Finding(
-                code="buffer-unused",
                 severity="warning",
                 address=name,
                 measured=float(trace[value].numel()),

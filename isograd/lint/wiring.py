@@ -35,7 +35,6 @@ def finite(checked: CheckedModel) -> Iterator[Finding]:
     if bad:
         others = f", and {many(len(bad) - 1, 'more parameter')}" if len(bad) > 1 else ""
         yield Finding(
-            code="not-finite",
             address=next(iter(bad)),
             measured=float(sum(bad.values())),
             message=f"NaN or infinite: {many(next(iter(bad.values())), 'entry', 'entries')}{others}",
@@ -56,7 +55,6 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
         if bare and not _scale_is_lost(checked, last.total):
             rms = checked.trace[last.total].double().square().mean().sqrt().item()
             yield Finding(
-                code="final-norm-missing",
                 address=last.address,
                 measured=rms,
                 message=f"the sum after the last of {stack.layers} {last.placement} layers is read without a norm"
@@ -85,7 +83,6 @@ def mixed(checked: CheckedModel) -> Iterator[Finding]:
                 others = ", ".join(sorted({s.placement for s in odd}))
                 edit = before_branch(checked, odd) if usual == "pre-ln" else None
                 yield Finding(
-                    code="placement-mixed",
                     severity="warning" if edit else "info",
                     address=odd[0].address,
                     measured=float(len(odd)),

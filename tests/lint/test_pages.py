@@ -67,7 +67,9 @@ def _written(tree: ast.Module, module: str) -> Iterator[tuple[set[str], set[str]
         for call in (n for n in calls if id(n) in inside and ast.unparse(n.func) == "Finding"):
             given = {k.arg: k.value for k in call.keywords}
             passed = strings(*(n for n in calls if ast.unparse(n.func) == function.name)) & CODES
-            codes = strings(given["code"]) & CODES or of_rules.get(function.name, passed)
+            codes = strings(*(k.value for k in call.keywords if k.arg == "code")) & CODES or of_rules.get(
+                function.name, passed
+            )
             severity = {"error"} if "severity" not in given else strings(given["severity"]) or strings(tree)
             yield codes, severity & set(SEVERITIES), "edit" in given
 

@@ -107,34 +107,6 @@ def test_a_shortcut_around_a_stage_is_none_of_these() -> None:
     assert "shortcut-missing" not in checked(layers_of(Nested)).codes
 
 
-def test_a_feed_forward_that_was_built_before_the_loop() -> None:
-    model = pre(4)
-    for layer in model.layers[1:]:
-        layer.ffn = model.layers[0].ffn
-    findings = checked(model)
-    assert serious(findings) == ["layers-shared"] and not findings.errors
-
-
-class BiasedLayer(PreLayer):
-    """Scores plus a table of relative positions that all layers share, as T5's."""
-
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.table = table
-
-    def forward(self, x: Tensor) -> Tensor:
-        time, y = torch.arange(x.shape[1]), self.attn_norm(x)
-        bias = self.table((time[:, None] - time).clamp(0, 15)).permute(2, 0, 1).masked_fill(time[:, None] < time, -1e9)
-        q, k, v = (split(p(y)) for p in (self.attn.query, self.attn.key, self.attn.value))
-        x = x + self.attn.out(join(F.scaled_dot_product_attention(q, k, v, attn_mask=bias)))
-        return x + self.ffn(self.ffn_norm(x))
-
-
-def test_a_table_of_relative_positions_may_be_shared() -> None:
-    table = nn.Embedding(16, HEADS)
-    assert "layers-shared" not in checked(layers_of(lambda: BiasedLayer(table))).codes
-
-
 class Normalized(nn.Linear):
     """Rows of length one."""
 

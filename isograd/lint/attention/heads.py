@@ -25,7 +25,6 @@ def split(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         attention, what = found[0]
         yield Finding(
-            code="heads-mixed",
             address=attention.address,
             measured=float(len(found)),
             message=f"each head of the {what} mixes features of different positions: a view without a transpose"
@@ -118,7 +117,6 @@ def scale(checked: CheckedModel) -> Iterator[Finding]:
         attention, factor, why = odd[0]
         width = attention.width
         yield Finding(
-            code="attention-scale",
             severity="error" if factor * math.sqrt(width) > 1.5 else "warning",
             address=attention.address,
             measured=factor * math.sqrt(width),
@@ -141,7 +139,6 @@ def flat(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         attention, bound = found[0]
         yield Finding(
-            code="attention-flat",
             address=attention.address,
             measured=bound,
             message=f"projections a thousand times as large give scores of {bound:.2g} at most: queries and keys are"

@@ -30,7 +30,6 @@ class Seen:
         ahead: of how many pairs (query, later key) the query sees the key, as a part of all.
         furthest: how many places ahead it sees at most.
         heads: how many heads see ahead, of how many.
-        weakly: the largest weight of a later key, where all of them are small: a mask that is too weak; else None.
     """
 
     attention: MeasuredAttention
@@ -38,7 +37,6 @@ class Seen:
     ahead: float
     furthest: int
     heads: tuple[int, int]
-    weakly: float | None
 
 
 def seen_by(attention: MeasuredAttention) -> Seen | None:
@@ -57,7 +55,6 @@ def seen_by(attention: MeasuredAttention) -> Seen | None:
         ahead=(every & later).sum().item() / later.sum().item(),
         furthest=int((distances[:, 1] - distances[:, 0]).max()) if len(distances) else 0,
         heads=(int(leaking.sum()), len(leaking)),
-        weakly=_weakness(attention.weights, later),
     )
 
 
@@ -105,14 +102,6 @@ def is_prefix(every: Tensor) -> bool:
     return 0 < length < time - 1 and int(rest.sum()) == rest.shape[1] == int(every.diagonal()[length + 1 :].sum())
 
 
-def _weakness(weights: Tensor | None, later: Tensor) -> float | None:
-    """The largest weight of a later key where it is small beside those of earlier ones."""
-    if weights is None or not weights[:, later].any():
-        return None
-    largest = weights[:, later].max().item()
-    return largest if largest < 0.1 * weights[:, later.T].mean().item() else None
-
-
 @rule(Phase.HEADS, "softmax-axis", hides=(*READ, "output-not-finite", "initial-loss"))
 def axis(checked: CheckedModel) -> Iterator[Finding]:
     """A softmax whose weights do not sum to one over the keys that a query mixes."""
@@ -122,7 +111,6 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
         dims = attention.trace[attention.operation.reads[0]].ndim
         given = next((x for x in attention.operation.args[1:] if isinstance(x, int)), -1)
         yield Finding(
-            code="softmax-axis",
             address=attention.address,
             measured=total,
             message=f"the attention weights of a query sum to {total:.3g} instead of 1: the softmax runs over"
@@ -172,7 +160,6 @@ def after(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         attention, least = found[0]
         yield Finding(
-            code="mask-after-softmax",
             address=attention.address,
             measured=least,
             message="the mask is applied after the softmax: the attention weights of a query sum to only"
@@ -204,7 +191,6 @@ def blank(checked: CheckedModel) -> Iterator[Finding]:
     found = [(a, share) for a, share in found if share and not _passes(a)]
     if found:
         yield Finding(
-            code="mask-blocks-self",
             address=found[0][0].address,
             measured=found[0][1],
             message=f"in {found[0][1]:.0%} of the sequences every position is masked, itself included: the mask"
@@ -276,24 +262,19 @@ def _of_stack(checked: CheckedModel, own: list[Seen]) -> Iterator[Finding]:
     author = declares_causal(checked, own[0].attention.sublayer.stack)
     says = f"{len(causal)} of {len(own)} attentions of the stack are causal" if causal else author
     if both and says and (2 * len(causal) >= len(own) or author):
-        yield _finding("future-leaks", both, own, f"{_how(both[0])}, but {says}", _unmask(both[0]))
+        yield _finding("future-leaks", both, own, f"{_how(both[0])}, but {says}", UNMASK)
 
 
 def _how(seen: Seen) -> str:
     leaking, heads = seen.heads
-    if seen.weakly is not None:
-        return f"the mask only lowers the weight of later positions, to {seen.weakly:.2g}"
     some = f"{leaking} of {heads} heads attend" if leaking < heads else "each position attends"
     return f"{some} to later positions ({seen.ahead:.0%} of them)"
 
 
-def _unmask(seen: Seen) -> str:
-    if seen.weakly is not None:
-        return 'fill masked scores with float("-inf") before the softmax'
-    return (
-        "hide the keys after the query: is_causal=True in F.scaled_dot_product_attention, or"
-        ' scores.masked_fill(torch.ones(T, T).triu(1).bool(), float("-inf")) before the softmax'
-    )
+UNMASK = (
+    "hide the keys after the query: is_causal=True in F.scaled_dot_product_attention, or"
+    ' scores.masked_fill(torch.ones(T, T).triu(1).bool(), float("-inf")) before the softmax'
+)
 
 
 def _finding(code: str, found: list[Seen], own: list[Seen], message: str, remedy: str) -> Finding:

@@ -44,7 +44,6 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     if not checked.takes_ids and (unused is None or unused[0] not in checked.parameters):
         return
     yield Finding(
-        code="positions-missing",
         address=unused[0] if unused else "",
         measured=float(len(attentions)),
         message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"
@@ -179,7 +178,6 @@ def pictures(checked: CheckedModel) -> Iterator[Finding]:
             blind.append(what)
     if blind:
         yield Finding(
-            code="positions-missing",
             severity="error" if len(blind) == 1 or checked.intents.says("ordered") else "info",  # windows may be so
             address="",
             measured=float(len(blind)),

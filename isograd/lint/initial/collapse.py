@@ -158,7 +158,6 @@ def collapse(checked: CheckedModel) -> Iterator[Finding]:
         severity, measured, message = verdict
         unknown = severity == "info" and _rate(checked)[0] is not None
         yield Finding(
-            code="collapse-predicted",
             severity=severity,
             address=traced.sublayers[0].address,
             measured=measured,

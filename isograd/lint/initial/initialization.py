@@ -77,7 +77,6 @@ def untied(checked: CheckedModel) -> Iterator[Finding]:
     copied = any(torch.equal(own, table) for table in alike)
     if copied or (alike and getattr(checked.config, "tie_word_embeddings", False) is True):
         yield Finding(
-            code="embedding-untied",
             address=head,
             measured=min((own - table).abs().max().item() for table in alike),
             message="the head is initialized as a copy of the token table, but they are two tensors"
@@ -100,7 +99,6 @@ def first_loss(checked: CheckedModel) -> Iterator[Finding]:
     if classes > 1 and (far or (tied and loud > LOUD)):
         grown = f", and the logits are multiplied by {factor:.3g}" if factor > 1.1 else ""
         yield Finding(
-            code="initial-loss",
             severity="warning",
             address=checked.head or "logits",
             measured=loss,
@@ -134,7 +132,6 @@ def positions(checked: CheckedModel) -> Iterator[Finding]:
         fixed = len(lengths) > 1 and bool((lengths - lengths[0]).abs().max() < 1e-3 * lengths[0])  # sines and cosines
         if usual and weight.shape[-1] == width and not fixed and checked.std(name) > DROWNS * usual:
             yield Finding(
-                code="positions-large",
                 severity="warning",
                 address=name,
                 measured=checked.std(name) / usual,
@@ -213,7 +210,6 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
         for (kind, role), ratio in odd.items():
             found = [part.name for part, _ in own if (part.site.kind, part.role) == (kind, role)]
             yield Finding(
-                code="init-std",
                 severity="warning",
                 address=found[0],
                 measured=ratio,

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
@@ -12,7 +11,7 @@ from isograd.lint.findings import Finding
 from isograd.lint.intent import says_shared
 from isograd.lint.proof.trial import Edit, drawn
 from isograd.lint.rules import RUN, Phase, rule
-from isograd.trace.dataflow import LAYOUT, SCALING, bare, common_address, numbered
+from isograd.trace.dataflow import LAYOUT, SCALING, bare, numbered
 from isograd.trace.record import anything
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
@@ -46,7 +45,6 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
         name, what = found[0]
         meant = not any(anything(checked.parameters[n]) for n in checked.parameters if numbered(n) == numbered(name))
         yield Finding(
-            code="weights-zero",
             kind="suspicion" if meant else "fact",  # zeros in every layer may be a design
             address=name,
             measured=float(len(found)),
@@ -107,7 +105,6 @@ def constant(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         name, what = found[0]
         yield Finding(
-            code="weights-constant",
             address=name,
             measured=float(len(found)),
             message=f"{what} of this matrix are equal: its units compute the same and get the same gradient"
@@ -139,7 +136,6 @@ def centre(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         name, ratio = found[0]
         yield Finding(
-            code="weights-mean",
             address=name,
             measured=ratio,
             message=f"the mean of this matrix is {ratio:.2g} times its standard deviation; an init has mean 0"
@@ -164,7 +160,6 @@ def partial(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         name, what = found[0]
         yield Finding(
-            code="weights-partial",
             address=name,
             measured=float(len(found)),
             message=f"{what} ({many(len(found), 'matrix', 'matrices')})",
@@ -203,39 +198,19 @@ def _distinct(lines: Tensor) -> int:
 
 @rule(Phase.REGISTERED, "layers-shared", hides=("init-std",))
 def shared(checked: CheckedModel) -> Iterator[Finding]:
-    """One module that stands several times in a list of layers, or a part that all layers share beside their own."""
+    """One module that stands several times in a list of layers."""
     for address, module in checked.model.named_modules():
         parts = [*module] if isinstance(module, nn.ModuleList | nn.Sequential) else []
         parts = [p for p in parts if isinstance(p, nn.Module) and any(w.ndim >= 2 for w in p.parameters())]
         different = len({id(part) for part in parts})
         if different < len(parts):
             yield Finding(
-                code="layers-shared",
                 severity="info" if says_shared(checked) else "error",
                 address=address,
                 measured=float(different),
                 message=f"the {len(parts)} layers of {address or 'the model'} share {many(different, 'module')}: they"
                 " are not separate, and train as one",
                 remedy="build each layer: nn.ModuleList([Layer() for _ in range(n)]), not [Layer()] * n",
-            )
-            return
-    for stack in checked.anatomy.stacks:
-        layers: dict[str, set[int]] = {}
-        for sublayer in stack.sublayers:
-            norms = {norm.weight for slot in sublayer.norms.values() for norm in slot if norm.weight}
-            for name in (*sublayer.roles, *norms):
-                layers.setdefault(name, set()).add(sublayer.layer)
-        common = [name for name, of in layers.items() if len(of) == stack.layers > 1]
-        on_purpose = isinstance(checked.model, PreTrainedModel) or says_shared(checked)
-        if common and len(common) < len(layers) and not on_purpose:
-            yield Finding(
-                code="layers-shared",
-                severity="warning",
-                address=common_address(common).removesuffix(".weight"),
-                measured=float(stack.layers),
-                message=f"{stack.layers} layers share {many(len(common), 'parameter')}, first {common[0]}, while others"
-                " are their own",
-                remedy="build this part in each layer, not once before the loop, unless sharing is intended",
             )
             return
 
@@ -253,7 +228,6 @@ def unregistered(checked: CheckedModel) -> Iterator[Finding]:
             lost += [p for p in kept if isinstance(p, nn.Parameter) and id(p) not in known]
             if any(p.requires_grad for p in lost):
                 yield Finding(
-                    code="unregistered",
                     address=f"{address}.{name}".lstrip("."),
                     measured=float(len(lost)),
                     message=f"{many(len(lost), 'parameter')} in a Python {type(value).__name__}: model.parameters()"

@@ -77,7 +77,6 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
             if part and not _are_read(checked, name, still):
                 first = int(still.nonzero()[0])
                 yield Finding(
-                    code="parameter-unused",
                     address=name,
                     measured=float(still.sum()),
                     message=f"{int(still.sum())} of {len(still)} outputs of this fused matrix, from {first} on, go"
@@ -111,7 +110,6 @@ def frozen(checked: CheckedModel) -> Iterator[Finding]:
     still = [n for n, flag in flags.items() if not flag]
     if still and 2 * len(still) < len(flags):
         yield Finding(
-            code="frozen",
             severity="warning",
             address=still[0],
             measured=float(len(still)),

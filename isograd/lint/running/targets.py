@@ -56,7 +56,8 @@ class Scored:
 def targets(checked: CheckedModel) -> Iterator[Finding]:
     """Losses that reward another token than the next, or what the prediction has read."""
     for scored in _scored(checked):
-        tokens = _writes(checked, scored)
+        classes, ids = checked.trace[scored.made].shape[-1], not checked.trace[scored.given].is_floating_point()
+        tokens = ids and classes in checked.vocabularies
         if tokens and not scored.later and scored.ahead in WORDS:
             yield Finding(
                 code="loss-shifted",
@@ -110,7 +111,6 @@ def broadcast(checked: CheckedModel) -> Iterator[Finding]:
         n = max((shape[0] for shape in shapes if shape), default=0)
         if n > 1 and {(n,), (n, 1)} == set(shapes):
             yield Finding(
-                code="loss-broadcast",
                 address="",
                 measured=float(n),
                 message=f"the loss compares predictions and targets of the shapes {shapes[0]} and {shapes[1]}: they are"
@@ -138,13 +138,6 @@ def _shifts_itself(checked: CheckedModel) -> bool:
 
 def _inputs(checked: CheckedModel) -> dict[str, int]:
     return {at: v for at, v in checked.trace.inputs.items() if "mask" not in at}
-
-
-def _writes(checked: CheckedModel, scored: Scored) -> bool:
-    """Whether predictions are over the vocabulary in which the input's ids are looked up."""
-    classes = checked.trace[scored.made].shape[-1]
-    rows = {len(checked.parameters[name]) for name, by_ids in checked.tables.items() if by_ids}
-    return not checked.trace[scored.given].is_floating_point() and classes in rows
 
 
 def _scored(checked: CheckedModel) -> Iterator[Scored]:
