@@ -159,20 +159,9 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
             message=f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that each row"
             " holds parts of different positions",
             remedy="move the axes first: x.transpose(1, 2).reshape(...)",
-            edit=Edit(
-                says="the axes moved by a transpose",
-                values={
-                    o.makes[0]: _turned(o.reads[0])
-                    for o, one, two in shapes
-                    if {one, two} == {before, after} or o is operation
-                },
-            ),
+            at=operation.makes[0],
         )
         return
-
-
-def _turned(value: int) -> Made:
-    return lambda x, of: of(value).transpose(1, 2).reshape(x.shape)
 
 
 def _is_of_channels(checked: CheckedModel, value: int) -> bool:

@@ -348,21 +348,13 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
         if not base or [t.shape for t in moved] != [t.shape for t in base]:
             continue
         gap = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(moved, base, strict=True))
-        if gap <= CHANGED:
-            weighed = _is_weighed(checked, name)
+        if gap <= CHANGED and _is_weighed(checked, name):
             yield Finding(
-                severity="error" if weighed else "info",
                 address=name,
                 measured=gap,
-                message=f"another {name} leaves every output as it is: "
-                + (
-                    "matrices are applied to it, and nothing reads what they make"
-                    if weighed
-                    else "is it used elsewhere?"
-                ),
-                remedy="give the decoder's cross-attention the encoder's output as keys and values"
-                if weighed
-                else "nothing, where it is for a loss, or for its shape alone; else use it in forward",
+                message=f"another {name} leaves every output as it is: matrices are applied to it, and nothing reads"
+                " what they make",
+                remedy="give the decoder's cross-attention the encoder's output as keys and values",
             )
 
 

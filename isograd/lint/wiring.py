@@ -116,26 +116,8 @@ def _goes_on(checked: CheckedModel, stack: TracedStack) -> bool:
 
 def _scale_is_lost(checked: CheckedModel, value: int) -> bool:
     """Whether the outputs stay the same where a sum is scaled: a norm comes after the next product."""
-    if _is_normed(checked, value):  # as by a BatchNorm, which in evaluation keeps the scale
-        return True
     outputs = [v for v in checked.trace.outputs.values() if value in checked.dataflow.above(v) and v != value]
     return bool(outputs) and all(checked.dataflow.unchanged(value, v) for v in outputs)
-
-
-def _is_normed(checked: CheckedModel, value: int) -> bool:
-    """Whether every way from a value to an output goes through a norm, if after the next product."""
-    every = set(checked.trace.outputs.values())
-    outputs = {v for v in every if checked.dataflow.root(v) != checked.dataflow.root(value)}  # offered beside
-    if outputs.isdisjoint(checked.trace.below([value])):
-        return False
-    todo, seen = [value], {value}
-    for at in todo:
-        if at in outputs:
-            return False
-        new = [m for o in checked.trace.read_by(at) for m in o.makes if m not in checked.dataflow.norms]
-        todo += [m for m in new if m not in seen]
-        seen.update(new)
-    return True
 
 
 def _listed(sublayers: list[TracedSublayer]) -> str:

@@ -53,16 +53,6 @@ def test_targets_are_read_by_the_loss(batch: Any) -> None:
     assert (findings.codes, findings.missed) == (set(), ())
 
 
-class Ignoring(LossBeside):
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        return super().forward(idx)
-
-
-def test_an_input_that_no_output_reads_has_its_own_name() -> None:
-    (finding,) = isograd.check(Ignoring(), (ids(2, 9), ids(2, 9)))
-    assert (finding.code, finding.address) == ("encoder-unused", "targets")
-
-
 class Gridded(LossBeside):
     """Runs on ids that make up a grid, and on no others."""
 

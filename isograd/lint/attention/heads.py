@@ -1,16 +1,15 @@
 """How projections reach the scores: the split into heads, the groups of shared keys, and the scale."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from isograd.errors import many
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
-from isograd.lint.proof.trial import Edit, Made, times
+from isograd.lint.proof.trial import Edit, times
 from isograd.lint.rules import READ, Phase, rule
 from isograd.trace.dataflow import bare
 
@@ -31,36 +30,8 @@ def split(checked: CheckedModel) -> Iterator[Finding]:
             f" has swapped the axes of heads and positions ({many(len(found), 'attention')})",
             remedy="split with x.view(B, T, H, D).transpose(1, 2), not x.view(B, H, T, D); join with"
             " y.transpose(1, 2).reshape(B, T, H * D)",
-            edit=_split_edit([a for a, _ in found]),
+            at=attention.query,
         )
-
-
-def _split_edit(attentions: list[MeasuredAttention]) -> Edit | None:
-    """Queries, keys and values split by a transpose, and joined by one."""
-    values: dict[int, Made] = {}
-    for a in attentions:
-        for value in {a.query, a.key, a.value}:
-            product = a.projection(value)
-            if a.trace[value].ndim == 4 and product is not None and a.trace[product].numel() == a.trace[value].numel():
-                values[value] = _split(product)
-        if a.mixture is not None and a.trace[a.mixture].ndim == 4:
-            for operation in a.dataflow.between(a.mixture, _joined(a, a.mixture)):
-                if a.dataflow.is_product(operation):
-                    values[a.dataflow.data(operation)[0]] = _join(a.mixture)
-                    break
-    return Edit(says="heads split and joined by a transpose", values=values) if values else None
-
-
-def _split(product: int) -> Made:
-    def made(x: Tensor, of: Callable[[int], Tensor]) -> Tensor:
-        b, h, t, d = x.shape
-        return of(product).reshape(b, t, h, d).transpose(1, 2)
-
-    return made
-
-
-def _join(mixture: int) -> Made:
-    return lambda x, of: of(mixture).transpose(1, 2).reshape(x.shape)
 
 
 def _mixed(attention: MeasuredAttention) -> str | None:

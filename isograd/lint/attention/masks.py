@@ -12,7 +12,6 @@ from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.intent import declares_causal
-from isograd.lint.proof.trial import Edit, Made
 from isograd.lint.rules import READ, Phase, rule
 from isograd.trace.dataflow import bare
 
@@ -116,17 +115,8 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
             message=f"the attention weights of a query sum to {total:.3g} instead of 1: the softmax runs over"
             f" axis {given % dims} of {dims}, not over the keys ({many(len(found), 'attention')})",
             remedy="take the softmax over the axis of the keys, dim=-1 of scores (..., queries, keys)",
-            edit=Edit(
-                says="the softmax over the keys",
-                values={a.operation.makes[0]: _over_keys(a) for a, _ in found if a.keys_axis is not None},
-            ),
+            at=attention.operation.makes[0],
         )
-
-
-def _over_keys(attention: MeasuredAttention) -> Made:
-    scores, axis = attention.operation.reads[0], attention.keys_axis
-    assert axis is not None
-    return lambda x, of: of(scores).softmax(axis)
 
 
 def _total(attention: MeasuredAttention) -> float | None:

@@ -1,7 +1,7 @@
 """Whether the order of tokens counts, and what rotary positions turn."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,6 @@ from isograd.lint.attention.masks import SHORTEST, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
-from isograd.lint.proof.trial import Edit
 from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import LAYOUT, SCALING, bare, different
 from isograd.trace.record import Operation
@@ -49,18 +48,8 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"
         " equal tokens have equal vectors" + (f"; {unused[1]}" if unused else ""),
         remedy="x = tokens(ids) + positions(torch.arange(T)), or rotate queries and keys by their position",
-        edit=Edit(says="positions added to the tokens", values={checked.token_stacks[0].first: _with_waves})
-        if checked.token_stacks
-        else None,
+        at=checked.token_stacks[0].first if checked.token_stacks else None,
     )
-
-
-def _with_waves(x: Tensor, of: Callable[[int], Tensor]) -> Tensor:
-    """x (batch, time, d) plus sines and cosines of its places, as large as x."""
-    time, width = x.shape[-2:]
-    angles = torch.arange(time)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
-    waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
-    return x + waves.to(x) * x.detach().square().mean().sqrt()
 
 
 def _can_vary(checked: CheckedModel) -> bool:

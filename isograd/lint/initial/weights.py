@@ -1,6 +1,7 @@
 """Rules about single matrices as they begin: zero, constant, off centre, damaged in part, shared."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -93,25 +94,29 @@ def _gates(checked: CheckedModel, name: str) -> bool:
 
 
 @rule(
-    Phase.VALUES, "weights-constant", hides=(Phase.INIT, "weights-mean", "weights-partial",
-    "gradient-zero"),
+    Phase.VALUES, "weights-constant", "weights-mean", "weights-partial", hides={"weights-constant": (Phase.INIT,
+    "weights-mean", "weights-partial", "gradient-zero"), "weights-mean": (Phase.INIT, "init-large", "init-small",
+    "gradient-zero"), "weights-partial": ("init-std",)},
 )  # fmt: skip
-def constant(checked: CheckedModel) -> Iterator[Finding]:
-    """Matrices whose rows, or columns, are all the same."""
-    if not checked.at_init:
-        return
-    mine = [n for n in _matrices(checked) if n in checked.applied or n in checked.tables]  # no rates of a recurrence
-    found = [(n, what) for n in mine if (what := _constant(checked.parameters[n])) is not None]
-    if found:
-        name, what = found[0]
-        yield Finding(
-            address=name,
-            measured=float(len(found)),
-            message=f"{what} of this matrix are equal: its units compute the same and get the same gradient"
-            f" ({many(len(found), 'matrix', 'matrices')})",
-            remedy="draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_",
-            edit=_redrawn(checked, [n for n, _ in found]),
-        )
+def undrawn(checked: CheckedModel) -> Iterator[Finding]:
+    """Matrices that are not drawn at random around 0: constant, off centre, or in part zero or copies."""
+    for code, (look, remedy) in LOOKS.items() if checked.at_init else ():
+        found = [(n, what) for n in _matrices(checked) if (what := look(checked, n)) is not None]
+        if found:
+            name, what = found[0]
+            yield Finding(
+                code=code,
+                address=name,
+                measured=float(len(found)),
+                message=f"{what} ({many(len(found), 'matrix', 'matrices')})",
+                remedy=remedy,
+                edit=_redrawn(checked, [n for n, _ in found]),
+            )
+
+
+def _is_constant(checked: CheckedModel, name: str) -> str | None:
+    lines = _constant(checked.parameters[name]) if name in checked.applied or name in checked.tables else None
+    return lines and f"{lines} of this matrix are equal: its units compute the same and get the same gradient"
 
 
 def _constant(weight: Tensor) -> str | None:
@@ -124,48 +129,13 @@ def _constant(weight: Tensor) -> str | None:
     return "all columns" if torch.equal(flat, flat[:, :1].expand_as(flat)) else None
 
 
-@rule(
-    Phase.VALUES, "weights-mean", hides=(Phase.INIT, "init-large", "init-small", "gradient-zero"),
-)  # fmt: skip
-def centre(checked: CheckedModel) -> Iterator[Finding]:
-    """Matrices that are not drawn around 0."""
-    if not checked.at_init:
-        return
-    drawn_ones = [n for n in _matrices(checked) if n in checked.applied]  # no table of sines, no logarithm of a rate
-    found = [(n, ratio) for n in drawn_ones if (ratio := _sideways(checked.parameters[n])) > SIDEWAYS]
-    if found:
-        name, ratio = found[0]
-        yield Finding(
-            address=name,
-            measured=ratio,
-            message=f"the mean of this matrix is {ratio:.2g} times its standard deviation; an init has mean 0"
-            f" ({many(len(found), 'matrix', 'matrices')})",
-            remedy="torch.randn instead of torch.rand; nn.init.uniform_(weight, -a, a), not uniform_(weight, 0, a)",
-            edit=_redrawn(checked, [n for n, _ in found]),
-        )
-
-
-def _sideways(weight: Tensor) -> float:
-    flat = weight.float()
-    std = flat.std().item()
-    return abs(flat.mean().item()) / std if std > 0 and flat.numel() >= 64 else 0.0
-
-
-@rule(Phase.VALUES, "weights-partial", hides=("init-std",))
-def partial(checked: CheckedModel) -> Iterator[Finding]:
-    """Rows, columns, heads or parts of a matrix that are zero or equal to others."""
-    if not checked.at_init:
-        return
-    found = [(n, what) for n in _matrices(checked) if (what := _damage(checked, n)) is not None]
-    if found:
-        name, what = found[0]
-        yield Finding(
-            address=name,
-            measured=float(len(found)),
-            message=f"{what} ({many(len(found), 'matrix', 'matrices')})",
-            remedy="initialize the whole matrix; of a fused one, each part separately",
-            edit=_redrawn(checked, [n for n, _ in found]),
-        )
+def _sideways(checked: CheckedModel, name: str) -> str | None:
+    """Of what a product applies: no table of sines, no logarithm of a rate."""
+    flat = checked.parameters[name].float()
+    ratio = (flat.mean().abs() / flat.std()).item() if name in checked.applied and flat.numel() >= 64 else 0.0
+    if not SIDEWAYS < ratio < math.inf:
+        return None
+    return f"the mean of this matrix is {ratio:.2g} times its standard deviation; an init has mean 0"
 
 
 def _damage(checked: CheckedModel, name: str) -> str | None:
@@ -194,6 +164,16 @@ def _distinct(lines: Tensor) -> int:
     _, alike, counts = torch.unique(first, return_inverse=True, return_counts=True)
     again = counts[alike] > 1
     return int((~again).sum()) + (len(torch.unique(lines[again], dim=0)) if again.any() else 0)
+
+
+LOOKS: dict[str, tuple[Callable[[CheckedModel, str], str | None], str]] = {
+    "weights-constant": (_is_constant, "draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_"),
+    "weights-mean": (
+        _sideways,
+        "torch.randn instead of torch.rand; nn.init.uniform_(weight, -a, a), not uniform_(weight, 0, a)",
+    ),
+    "weights-partial": (_damage, "initialize the whole matrix; of a fused one, each part separately"),
+}
 
 
 @rule(Phase.REGISTERED, "layers-shared", hides=("init-std",))

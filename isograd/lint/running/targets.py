@@ -85,15 +85,10 @@ def targets(checked: CheckedModel) -> Iterator[Finding]:
             return
 
 
-COMPARES = (
-    "broadcast_tensors",
-    "sub",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
+COMPARES = frozenset((
+    "broadcast_tensors", "sub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
     "binary_cross_entropy_with_logits",
-)
+))  # fmt: skip
 
 
 @rule(Phase.DATA, "loss-broadcast")
