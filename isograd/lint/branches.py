@@ -147,11 +147,7 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
     for operation, before, after in shapes:
         exchanged = _exchanges(before, after) and before[-1] in widths and (after, before) in changes  # and taken back
         mapped = _flattens(before, after) and _is_of_channels(checked, operation.reads[0])
-        if (
-            not exchanged
-            and not mapped
-            and not (_exchanges_data(before, after) and _is_raw(checked, operation.reads[0]))
-        ):
+        if not exchanged and not mapped:
             continue
         yield Finding(
             address=operation.module,
@@ -168,23 +164,6 @@ def _is_of_channels(checked: CheckedModel, value: int) -> bool:
     """Whether a convolution made a value, so that its channels stand on axis 1."""
     made = checked.trace.made_by(checked.dataflow.root(value))
     return made is not None and "conv" in made.name
-
-
-def _is_raw(checked: CheckedModel, value: int) -> bool:
-    """Whether no matrix has been applied yet."""
-    made = (checked.trace.made_by(v) for v in checked.dataflow.above(value))
-    return not any(o is not None and checked.dataflow.is_product(o) for o in made)
-
-
-def _exchanges_data(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Sequences of several series, one row for each, by their lengths alone: (b, t, c) as (b c, t).
-
-    >>> _exchanges_data((2, 48, 7), (14, 1, 48)), _exchanges_data((2, 48, 7), (96, 7))
-    (True, False)
-    """
-    if len(before) != 3 or before[1] == before[2] or 1 in before:
-        return False
-    return tuple(n for n in after if n != 1) == (before[0] * before[2], before[1])
 
 
 def _flattens(before: tuple[int, ...], after: tuple[int, ...]) -> bool:

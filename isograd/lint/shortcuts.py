@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterator
 
-from transformers import PreTrainedModel
-
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
@@ -328,35 +326,17 @@ def _belongs_to(norm: TracedNorm, after: TracedSublayer, before: TracedSublayer)
     Phase.WIRING, "norm-bypassed", hides=("placement-mixed", "final-norm-missing", "parameter-unused"), suspicions=True,
 )  # fmt: skip
 def bypassed(checked: CheckedModel) -> Iterator[Finding]:
-    """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""
-    dataflow = checked.dataflow
+    """Branches of which one matrix reads the norm of x, and another x itself."""
     open_ = [s for s in checked.anatomy.sublayers if "pre" not in s.norms and not s.design and not checked.routed]
-    what = "reads x itself, while others of its branch read norm(x)"
-    found = [(name, what) for s in open_ for name in _bare(checked, s)]
-    live = {n.address for n in dataflow.norms.values() if n.result in checked.reaching}
-    streams = {checked.trace[stack.first].shape for stack in checked.anatomy.stacks}
-    dead = [n for n in dataflow.norms.values() if n.result not in checked.reaching and n.address not in live]
-    dead = [n for n in dead if checked.trace[n.origin].shape in streams]  # not of a pooled token, nor of a query
-    inner = tuple(f"{a}." for a, m in checked.model.named_modules() if a and isinstance(m, PreTrainedModel))
-    dead = [n for n in dead if not n.address.startswith(inner)]  # one of the outputs that a backbone offers
-    acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
-    dead = [n for n in dead if any(a.startswith(n.address.rpartition(".")[0]) for a in acting)]  # nor of a head unused
-    found += [(n.address, "is computed, but nothing reads its result") for n in dead]
+    found = [(s, name) for s in open_ for name in _bare(checked, s)]
     if found:
-        address, what = found[0]
         yield Finding(
-            address=address,
+            address=found[0][1],
             measured=float(len(found)),
-            message=f"{'this norm' if 'computed' in what else 'this matrix'} {what} ({many(len(found), 'place')})",
+            message="this matrix reads x itself, while others of its branch read norm(x)"
+            f" ({many(len(found), 'place')})",
             remedy="h = norm(x), and pass h to every projection of the branch: x + f(h)",
-            edit=before_branch(
-                checked,
-                [
-                    s
-                    for s in checked.anatomy.sublayers
-                    if "pre" not in s.norms and (s.read in {n.origin for n in dead} or _bare(checked, s))
-                ],
-            ),
+            edit=before_branch(checked, [s for s, _ in found]),
         )
 
 

@@ -23,7 +23,7 @@ KEPT = re.compile(
 
 @rule(Phase.GRADIENTS, "parameter-unused", hides=("placement-mixed", "gradient-cut", "shortcut-doubled", "init-std"))
 def parameters(checked: CheckedModel) -> Iterator[Finding]:
-    """Parameters that nothing reads, and matrices whose result no output depends on.
+    """Parameters that nothing reads, and those whose result no output depends on.
 
     An error where they are vectors, or others of their module, or their likes in other layers, are used.
     """
@@ -34,7 +34,7 @@ def parameters(checked: CheckedModel) -> Iterator[Finding]:
     lost = [n for n, v in values.items() if v not in checked.reaching and not _waits(checked, n, likes)]
     vectors = {n for n in lost if trace[values[n]].squeeze().ndim <= 1}
     unread = [n for n in lost if not trace.readers.get(values[n]) and (n in vectors or n.endswith("weight"))]
-    left = [n for n in lost if trace.readers.get(values[n]) and n not in vectors]
+    left = [n for n in lost if trace.readers.get(values[n]) and (n not in vectors or checked.config is None)]
     sure = [n for n in unread if n in vectors or numbered(n) in likes or _around(n) in homes]
     all_given = len(_given(checked)) >= len(inspect.signature(checked.model.forward).parameters)
     if not sure and (checked.config is not None or not all_given):  # others may be for other calls
@@ -47,7 +47,7 @@ def parameters(checked: CheckedModel) -> Iterator[Finding]:
         ),
         (
             [n for n in left if numbered(n) in likes] or left,
-            "no output depends on what this matrix makes: its result is computed and left",
+            "no output depends on what this parameter makes: the result is computed and left",
             "use the result, as x = layer(x) hands that of each layer to the next; or do not compute it",
         ),
     ):

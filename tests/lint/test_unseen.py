@@ -483,33 +483,6 @@ def test_a_mask_of_padding_the_wrong_way_round_hides_whole_sequences(turned: boo
     assert ("mask-blocks-self" in findings.codes) == turned, str(findings)
 
 
-class Series(nn.Module):
-    """Each series of a batch on its own, (b, t, c) as (b c, t)."""
-
-    def __init__(self, *, right: bool) -> None:
-        super().__init__()
-        self.right, self.patches = right, nn.Linear(8, WIDTH)
-        self.places = nn.Parameter(torch.randn(6, WIDTH) * 0.02)
-        self.layers = nn.ModuleList(PreLayer(visible=everywhere) for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, c = x.shape
-        rows = x.transpose(1, 2).reshape(b * c, t) if self.right else x.reshape(b * c, t)
-        y = self.patches(rows.unflatten(-1, (6, 8))) + self.places
-        for layer in self.layers:
-            y = layer(y)
-        out: Tensor = self.head(self.norm(y)).mean(1).view(b, c, 4)
-        return out
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_series_that_are_taken_apart_by_a_view(right: bool) -> None:
-    torch.manual_seed(0)
-    findings = isograd.check(Series(right=right).eval(), torch.randn(2, 48, 5))
-    assert ("axes-mixed" in findings.codes) != right, str(findings)
-
-
 class Coded(nn.Module):
     """An encoder and a decoder with a narrow map of two matrices between them, which is no feed-forward of either."""
 

@@ -125,20 +125,13 @@ def _bound(attention: MeasuredAttention) -> float | None:
     """The largest |score| where the projections of queries and keys are a thousand times as large; None where a
     trained number scales them, or where they are not the same then.
     """
-    trace, dataflow = attention.trace, attention.dataflow
-    sides = [attention.projection(value) for value in (attention.query, attention.key)]
+    trace, dataflow, ends = attention.trace, attention.dataflow, (attention.query, attention.key)
+    sides = [attention.projection(value) for value in ends]
     if any(side is None for side in sides) or (attention.scores is None and not attention.fused):
         return None
-    trained = [
-        o
-        for side, value in zip(sides, (attention.query, attention.key), strict=True)
-        if side is not None
-        for o in dataflow.between(side, value)
-        if dataflow.weights(o)
-    ]
-    if attention.scores is not None:
-        trained += [o for o in dataflow.between(attention.scores, attention.operation.reads[0]) if dataflow.weights(o)]
-    if trained:
+    ways = [*zip(sides, ends, strict=True), (attention.scores, attention.operation.reads[0])]
+    trained = [o for start, end in ways if start is not None for o in dataflow.between(start, end)]
+    if any(dataflow.weights(o) for o in trained):
         return None
     draw = torch.Generator().manual_seed(0)
     sizes = []

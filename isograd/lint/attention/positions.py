@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -157,8 +156,7 @@ def pictures(checked: CheckedModel) -> Iterator[Finding]:
     if len(named) != 1 or not maps or not checked.attentions or checked.intents.says("set"):
         return
     x = named[maps[0]]
-    outputs = checked.outputs({maps[0]: x} if isinstance(checked.inputs, dict) else (x,))
-    blind = []
+    outputs, blind = checked.outputs(checked.inputs), []
     for axis, what in ((2, "rows"), (3, "columns")):
         turned = x.roll(x.shape[axis] // 2, axis)
         moved = checked.outputs({maps[0]: turned} if isinstance(checked.inputs, dict) else (turned,))
@@ -176,57 +174,37 @@ def pictures(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turned:
-    """Whether queries, keys and values of one attention differ by position; None where that is unknown."""
-
-    attention: MeasuredAttention
-    query: bool | None
-    key: bool | None
-    value: bool | None
-
-
 @rule(Phase.POSITIONS, "rotary-wrong", hides=("positions-missing",))
 def rotary(checked: CheckedModel) -> Iterator[Finding]:
     """Rotations by position: of queries and keys alike, in every layer, and not of values."""
-    sides = [
-        Turned(attention=a, query=turns(a, a.query), key=turns(a, a.key), value=turns(a, a.value))
-        for a in checked.attentions
-        if a.sublayer.kind == "attn"
-    ]
-    sides = [t for t in sides if not (t.value and turns_back(t.attention))]
-    both = [t.attention for t in sides if t.query and t.key]
-    for what, found in (
-        ("values are rotated by position too", [t.attention for t in sides if t.value and t.query and t.key]),
+    own = [a for a in checked.attentions if a.sublayer.kind == "attn"]
+    sides = [(a, [turns(a, value) for value in (a.query, a.key, a.value)]) for a in own]
+    sides = [(a, turned) for a, turned in sides if not (turned[2] and turns_back(a))]
+
+    def those(*wanted: bool) -> list[MeasuredAttention]:
+        """Attentions whose queries, keys and, where it is given, values differ by position, or do not."""
+        return [a for a, turned in sides if turned[: len(wanted)] == [*wanted]]
+
+    both, still = those(True, True), those(False, False)
+    once = "apply the same rotation to q and k, after the split into heads, and none to v"
+    for found, what, remedy in (
+        (those(True, True, True), "values are rotated by position too", once),
+        (those(True, False), "queries are rotated by position, and keys are not", once),
+        (those(False, True), "keys are rotated by position, and queries are not", once),
         (
-            "queries are rotated by position, and keys are not",
-            [t.attention for t in sides if t.query and t.key is False],
-        ),
-        (
-            "keys are rotated by position, and queries are not",
-            [t.attention for t in sides if t.key and t.query is False],
+            [a for a in still if _meets_a_table(a)],
+            "queries and keys are rotated alike at every position: the angles go along another axis, as that of heads",
+            "rotate along the axis of positions: angles of (T, D) fit q of (B, H, T, D), not of (B, T, H, D)",
         ),
     ):
         if found:
-            yield _finding(found, what, "apply the same rotation to q and k, after the split into heads, and none to v")
+            yield _finding(found, what, remedy)
             return
-    flat = [t.attention for t in sides if t.query is False and t.key is False and _meets_a_table(t.attention)]
-    if flat:
-        what = (
-            "queries and keys are rotated alike at every position: the angles go along another axis, as that of heads"
-        )
-        yield _finding(
-            flat,
-            what,
-            "rotate along the axis of positions: angles of (T, D) fit q of (B, H, T, D), not of (B, T, H, D)",
-        )
-        return
     odd = [(a, why) for a in both if (why := _not_relative(a)) is not None] if checked.takes_ids else []
     if odd:
         remedy = "rotate q and k by one function, of pairs that are laid out alike"
         yield _finding([a for a, _ in odd], odd[0][1], remedy)
-    still = [t.attention for t in sides if t.query is False and t.key is False]
-    if both and still and len(still) * 2 < len(sides) and not _regular(checked, [t.attention for t in sides], still):
+    if both and still and len(still) * 2 < len(sides) and not _regular(checked, [a for a, _ in sides], still):
         where = f"{len(both)} of {len(sides)} attentions rotate queries and keys by position, and this one does not"
         yield _finding(still, where, "rotate q and k in every layer")
 
