@@ -5,7 +5,7 @@ first update. So all that have a gradient are moved a little, and the pass is re
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -136,7 +136,7 @@ def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
     none: set[str] = set()
     try:
         for _ in range(ROUNDS):
-            moves = _moves(twin, checked, waiting)
+            moves = _gradients(twin, checked, waiting, anything)
             none = {n for n in waiting if moves[n] is None}
             waiting = {n: p for n, p in waiting.items() if not moves[n]}
             if not waiting:
@@ -186,7 +186,7 @@ def _in_training(
     """
     with undisturbed(checked.twin):
         for _ in range(ROUNDS if waiting else 0):
-            moves = _moves(checked.twin, checked, waiting, training=True)
+            moves = _gradients(checked.twin, checked, waiting, anything, training=True)
             waiting = {n: p for n, p in waiting.items() if not moves[n]}
             for parameter in (p for p in waiting.values() if p.any()):
                 size = parameter.data.square().mean().sqrt()
@@ -210,42 +210,25 @@ def _only_chooses(checked: CheckedModel, name: str) -> bool:
 
 
 def _gradients(
-    model: nn.Module, checked: CheckedModel, parameters: dict[str, nn.Parameter]
-) -> dict[str, Tensor | None]:
-    """By name; those of all others are dropped as they come."""
-    wanted = set(parameters.values())
-
-    def drop(parameter: Tensor) -> None:
-        if parameter not in wanted:
-            parameter.grad = None
-
-    with _backward(model, checked, drop, training=False):
-        return {name: p.grad for name, p in parameters.items()}
-
-
-def _moves(
-    model: nn.Module, checked: CheckedModel, parameters: dict[str, nn.Parameter], *, training: bool = False
-) -> dict[str, bool | None]:
-    """Whether the gradient is anything but 0, None where there is none. No two gradients are there at once."""
-    moves: dict[Tensor, bool] = {}
+    model: nn.Module,
+    checked: CheckedModel,
+    parameters: dict[str, nn.Parameter],
+    take: Callable[[Tensor], Any] = Tensor.clone,
+    *,
+    training: bool = False,
+) -> dict[str, Any]:
+    """What is taken of each gradient of the loss, by name; None where there is none. No two gradients are there at
+    once.
+    """
+    every, taken = list(model.parameters()), dict[Tensor, Any]()
+    wanted, before = set(parameters.values()), [p.grad for p in every]
 
     def note(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            moves[parameter] = moves.get(parameter, False) or anything(parameter.grad)
-            parameter.grad = None
+        if parameter.grad is not None and parameter in wanted:
+            taken[parameter] = take(parameter.grad) + taken.get(parameter, 0)
+        parameter.grad = None
 
-    with _backward(model, checked, note, training=training):
-        return {name: moves.get(p) for name, p in parameters.items()}
-
-
-@contextmanager
-def _backward(
-    model: nn.Module, checked: CheckedModel, each: Callable[[Tensor], None], *, training: bool
-) -> Iterator[None]:
-    """Gradients of the loss are there inside, and gone after it; `each` is called with a parameter that has got one."""
-    every = list(model.parameters())
-    before = [p.grad for p in every]
-    hooks = [p.register_post_accumulate_grad_hook(each) for p in every if p.requires_grad]
+    hooks = [p.register_post_accumulate_grad_hook(note) for p in every if p.requires_grad]
     try:
         model.train(training)
         loss = _loss(model, checked)
@@ -257,14 +240,13 @@ def _backward(
     except Exception:
         if not training:
             raise
-    try:
-        yield
     finally:
         model.eval()
         for hook in hooks:
             hook.remove()
         for p, grad in zip(every, before, strict=True):
             p.grad = grad
+    return {name: taken.get(p) for name, p in parameters.items()}
 
 
 def _loss(model: nn.Module, checked: CheckedModel) -> Tensor | None:
