@@ -24,27 +24,38 @@ CHANGED = 1e-5  # of the largest output: more than another order of rounding doe
 @rule(Phase.DATA, "batch-leaks", hides=(Phase.MASKS, Phase.POSITIONS, Phase.DATA, "gradient-zero", "gradient-cut"))
 def batch(checked: CheckedModel) -> Iterator[Finding]:
     """Outputs of one sequence that depend on another of the batch."""
-    place = _sequence(checked) or next((n for n, v in _named(checked).items() if isinstance(v, Tensor)), None)
-    if place is None:
+    named, base = _named(checked), _run(checked, checked.inputs)
+    tensors = {n: v for n, v in named.items() if isinstance(v, Tensor) and v.ndim}
+    place = _sequence(checked) or next(iter(tensors), None)
+    if place is None or base is None or _positions_first(checked):
         return
-    named = _named(checked)
-    x = named[place]
-    base = _run(checked, checked.inputs)
-    if base is None or x.ndim < 2 or x.shape[0] < 2 or base.shape[:1] != x.shape[:1] or _positions_first(checked):
+    x, count = named[place], len(named[place])
+    if x.ndim < 2 or count < 2 or base.shape[:1] != (count,):
         return
-    beside = [n for n, v in named.items() if isinstance(v, Tensor) and "mask" not in n and v.shape[:1] == x.shape[:1]]
     other = x.clone()
     other[0] = _others(checked, x)[0]
-    moved = _run(checked, _given(checked, named | {place: other}))
+    first = {n: v[:1].expand_as(v).clone() for n, v in tensors.items() if len(v) == count}
+    moved, alike = (_run(checked, _given(checked, named | changed)) for changed in ({place: other}, first))
     if moved is None or moved.shape != base.shape:
         return
-    if (placed := _of_place(checked, named, len(x))) is not None:
-        yield placed
-        return
-    crossed = base.shape == (len(x), len(x)) and len(beside) > 1  # each text of a batch against each image, as CLIP's
-    gap = 0.0 if crossed else ((moved - base)[1:].abs().max() / base.abs().max()).item()
-    where = _first_across(checked, x.shape[0])
-    if gap > CHANGED or where is not None:
+    pairs, beside = (
+        base.shape == (count, count),
+        [n for n in first if "mask" not in n],
+    )  # each text and image, as CLIP's
+    by_place = 0.0
+    if alike is not None and alike.is_floating_point() and alike.shape[:1] == (count,) and not pairs:
+        by_place = ((alike - alike[:1]).abs().max() / alike.abs().max().clamp_min(1e-30)).item()
+    gap = 0.0 if pairs and len(beside) > 1 else ((moved - base)[1:].abs().max() / base.abs().max()).item()
+    where = _first_across(checked, count)
+    if by_place > PLACED:
+        yield Finding(
+            address=next(iter(first)),
+            measured=by_place,
+            message=f"{count} equal sequences in one batch give outputs that differ by {by_place:.2g} of the largest:"
+            " something is added by the place in the batch, as positions indexed by x.size(0) of (batch, time) are",
+            remedy="index positions by the axis of time: pe[: x.size(1)] of (batch, time, d)",
+        )
+    elif gap > CHANGED or where is not None:
         yield Finding(
             address=where or place,
             measured=gap,
@@ -54,26 +65,6 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
             remedy="attend along the axis of positions: batch_first=True in nn.MultiheadAttention and its layers, or"
             " x.transpose(0, 1) before and after",
         )
-
-
-def _of_place(checked: CheckedModel, named: dict[str, Any], count: int) -> Finding | None:
-    """Equal sequences in one batch whose outputs differ: what is added goes by the place in the batch."""
-    parts = {n: v for n, v in named.items() if isinstance(v, Tensor) and v.ndim and len(v) == count}
-    alike = {n: v[:1].expand_as(v).clone() for n, v in parts.items()}
-    made = _run(checked, _given(checked, named | alike))
-    if made is None or not made.is_floating_point() or made.shape[:1] != (count,) or made.shape == (count, count):
-        return None
-    gap = ((made - made[:1]).abs().max() / made.abs().max().clamp_min(1e-30)).item()
-    if not gap > PLACED:
-        return None
-    return Finding(
-        code="batch-leaks",
-        address=next(iter(parts)),
-        measured=gap,
-        message=f"{count} equal sequences in one batch give outputs that differ by {gap:.2g} of the largest: something"
-        " is added by the place in the batch, as positions indexed by x.size(0) of (batch, time) are",
-        remedy="index positions by the axis of time: pe[: x.size(1)] of (batch, time, d)",
-    )
 
 
 def _positions_first(checked: CheckedModel) -> bool:

@@ -1,5 +1,6 @@
 """Rules about what norms compute: over which axis, with which weights at initialization, in which precision."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -177,14 +178,12 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
         return
     norm, acts = odd[0]
     value = acts.abs().mean().item()
-    stored = checked.parameters[norm.weight].float() if norm.weight in checked.parameters else None
+    stored = checked.parameters[norm.weight].float().mean().item() if norm.weight in checked.parameters else math.nan
+    one_plus = abs(stored + 1 - value) < OFF
     if acts.max() - acts.min() > 0.1 * max(value, OFF):
-        low, high = acts.min().item(), acts.max().item()
-        how = f"weights act as {low:.3g} to {high:.3g}, and were never initialized"
-    elif stored is not None and abs(stored.mean().item() + 1 - value) < OFF:
-        how = f"weights act as {value:.3g}: they are stored as 1 + weight, and start at {stored.mean().item():.3g}"
-    elif stored is not None and abs(stored.mean().item() - value) < OFF:
-        how = f"weights start at {value:.3g}, not at 1"
+        how = f"weights act as {acts.min().item():.3g} to {acts.max().item():.3g}, and were never initialized"
+    elif one_plus or abs(stored - value) < OFF:
+        how = f"weights act as {value:.3g}, not as 1: they {'are stored as 1 + weight, and ' * one_plus}start at {stored:.3g}"
     else:
         yield Finding(
             code="norm-scale",
@@ -198,7 +197,7 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
             ),
         )
         return
-    yield _weights(checked, [n for n, _ in odd], value, how, one_plus="1 + weight" in how)
+    yield _weights(checked, [n for n, _ in odd], value, how, one_plus=one_plus)
 
 
 def _is_odd(acts: Tensor, layer: int) -> bool:
