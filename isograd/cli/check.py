@@ -34,7 +34,6 @@ def check(
     intent: Annotated[list[Annotated[str, "INTENT"]], EACH] | None = None,
     prove: bool = False,
     no_prove: bool = False,
-    diff: bool = False,
     ignore: Annotated[list[Annotated[str, "CODE"]], EACH] | None = None,
     format: Literal["text", "json", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
     json: bool = False,
@@ -71,7 +70,6 @@ def check(
             probabilities, where the code does not say so; can be repeated
         prove: try every suspicion, however long it takes (default: for eight seconds of processor time)
         no_prove: try none: suspicions are warnings
-        diff: print the changes of source lines that are known as text, as a unified diff, and nothing else
         ignore: a code that is not reported; can be repeated
         format: how findings are written: text, json, workflow commands of GitHub, or SARIF 2.1.0 (default: text)
         sarif: a file that the findings are also written to, as SARIF 2.1.0
@@ -89,14 +87,13 @@ def check(
     if sarif is not None:
         write_json(sarif, _sarif(findings, asked))
     shown: dict[str | None, Callable[[], None]] = {
-        "diff": lambda: print(_diff(findings), end=""),
         "json": lambda: print_json(findings.as_dict()),
         "sarif": lambda: print_json(_sarif(findings, asked)),
         "github": lambda: _print_commands(findings, asked),
     }
     return Result(
         findings.as_dict(),
-        shown.get("diff" if diff else format, lambda: _print(findings)),
+        shown.get(format, lambda: _print(findings)),
         code=1 if findings.errors else 0,
     )
 
@@ -106,12 +103,6 @@ def _sarif(findings: "Findings", asked: "_Asked") -> dict[str, Any]:
     from isograd.lint import formats
 
     return formats.sarif(findings, _places(findings, asked), __version__)
-
-
-def _diff(findings: "Findings") -> str:
-    from isograd.lint.proof.fix import diff
-
-    return diff(findings, Path.cwd())
 
 
 def _print_commands(findings: "Findings", asked: "_Asked") -> None:

@@ -35,6 +35,7 @@ from isograd.trace.record import answer, is_large, unwrapped
 from isograd.trace.sublayers import TracedSublayer
 
 BUDGET = 8.0  # seconds for trials where nothing is said
+PROVEN: dict[str, Severity] = {"confirmed": "error", "overturned": "info", "untried": "warning"}
 _TARGETS = ("targets", "target", "labels", "y")
 
 MODULES = (
@@ -179,16 +180,10 @@ def _asked(checked: CheckedModel, ignored: frozenset[str], missed: list[str], tr
         doubtful = [f for f in found if f.kind == "suspicion" and f.severity != "info" and f.proof is None]
         if not doubtful:
             return found
-        tried = {one: tried_out(one, trial) for one in doubtful}
+        proofs = {one: trial.of(one.edit) for one in doubtful}
+        tried = {one: replace(one, proof=proof, severity=PROVEN[proof.verdict]) for one, proof in proofs.items()}
         every = {tried.get(one, one): None for one in every}
         checked.reported = {f.code for f in every if f.proof is None or f.proof.verdict != "overturned"}
-
-
-def tried_out(finding: Finding, trial: Trial) -> Finding:
-    """A suspicion with its proof, and the severity that the proof gives."""
-    proof = trial.of(finding.edit)
-    severities: dict[str, Severity] = {"confirmed": "error", "overturned": "info", "untried": "warning"}
-    return replace(finding, proof=proof, severity=severities[proof.verdict])
 
 
 def _with_upstream(

@@ -46,7 +46,6 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     if alike is not None and alike.is_floating_point() and alike.shape[:1] == (count,) and not pairs:
         by_place = ((alike - alike[:1]).abs().max() / alike.abs().max().clamp_min(1e-30)).item()
     gap = 0.0 if pairs and len(beside) > 1 else ((moved - base)[1:].abs().max() / base.abs().max()).item()
-    where = _first_across(checked, count)
     if by_place > PLACED:
         yield Finding(
             address=next(iter(first)),
@@ -55,13 +54,11 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
             " something is added by the place in the batch, as positions indexed by x.size(0) of (batch, time) are",
             remedy="index positions by the axis of time: pe[: x.size(1)] of (batch, time, d)",
         )
-    elif gap > CHANGED or where is not None:
+    elif gap > CHANGED:
         yield Finding(
-            address=where or place,
+            address=_first_across(checked, count) or place,
             measured=gap,
-            message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch"
-            if gap > CHANGED
-            else "this attention attends across the batch: one sequence changes with another",
+            message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch",
             remedy="attend along the axis of positions: batch_first=True in nn.MultiheadAttention and its layers, or"
             " x.transpose(0, 1) before and after",
         )

@@ -183,7 +183,7 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
     if acts.max() - acts.min() > 0.1 * max(value, OFF):
         how = f"weights act as {acts.min().item():.3g} to {acts.max().item():.3g}, and were never initialized"
     elif one_plus or abs(stored - value) < OFF:
-        how = f"weights act as {value:.3g}, not as 1: they {'are stored as 1 + weight, and ' * one_plus}start at {stored:.3g}"
+        how = f"weights{' stored as 1 + weight' if one_plus else ''} start at {stored:.3g}: they act as {value:.3g}"
     else:
         yield Finding(
             code="norm-scale",

@@ -52,7 +52,10 @@ def final_norm(checked: CheckedModel) -> Iterator[Finding]:
             continue
         with_norms = [s for s in stack.sublayers if not {"pre", "out"}.isdisjoint(s.norms)]
         bare = not stack.final and "post" not in last.norms and len(with_norms) * 2 > len(stack.sublayers)
-        if bare and not _scale_is_lost(checked, last.total):
+        outputs = set(checked.trace.outputs.values()) & checked.trace.below([last.total]) if bare else set()
+        outputs -= {last.total}
+        lost = outputs and all(checked.dataflow.unchanged(last.total, v) for v in outputs)  # by a norm further on
+        if bare and not lost:
             rms = checked.trace[last.total].double().square().mean().sqrt().item()
             yield Finding(
                 address=last.address,
@@ -112,12 +115,6 @@ def _goes_on(checked: CheckedModel, stack: TracedStack) -> bool:
     """Whether another stack begins with what this one gives (a stage), other than by cross-attention."""
     below = checked.trace.below([stack.sublayers[-1].total])
     return any(other is not stack and other.first in below for other in checked.anatomy.stacks)
-
-
-def _scale_is_lost(checked: CheckedModel, value: int) -> bool:
-    """Whether the outputs stay the same where a sum is scaled: a norm comes after the next product."""
-    outputs = [v for v in checked.trace.outputs.values() if value in checked.dataflow.above(v) and v != value]
-    return bool(outputs) and all(checked.dataflow.unchanged(value, v) for v in outputs)
 
 
 def _listed(sublayers: list[TracedSublayer]) -> str:

@@ -121,6 +121,9 @@ class OfTheLayer(Equation):
     def open(self, x: Tensor) -> Any:
         return x, x
 
+    def read(self, state: Any, k: int) -> Tensor:
+        return self.close(state)
+
     def close(self, state: Any) -> Tensor:
         x: Tensor = state[0]
         return x
@@ -130,13 +133,10 @@ class OfTheLayer(Equation):
 
 
 class ParallelEquation(OfTheLayer):
-    def entry(self, state: Any, k: int) -> Tensor:
+    def read(self, state: Any, k: int) -> Tensor:
         first = k - k % (self.every[0].slots // self.every[0].layers)
         x: Tensor = state[0] if self.begins(k) or self.has("sequential") else state[1]
         return self.norm(f"parts.{first}.stream.norm", Norm() if self.stream.shared_norm else None, x)
-
-    def read(self, state: Any, k: int) -> Tensor:
-        return self.entry(state, k)
 
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         x, entry = state
@@ -144,10 +144,6 @@ class ParallelEquation(OfTheLayer):
 
 
 class LayerSkipEquation(OfTheLayer):
-    def read(self, state: Any, k: int) -> Tensor:
-        x: Tensor = state[0]
-        return x
-
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         x, entry = state
         site = self.every[k]
@@ -336,10 +332,6 @@ class DepthAttentionEquation(Equation):
 
 class DepthAverageEquation(OfTheLayer):
     """State (x, X_0, .., X_l)."""
-
-    def read(self, state: Any, k: int) -> Tensor:
-        x: Tensor = state[0]
-        return x
 
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         x, *left = state
