@@ -227,7 +227,8 @@ def _mistake(checked: CheckedModel, attention: MeasuredAttention, factor: float)
     if any(_near(factor, known) for known in legal):
         return None
     if _near(factor, 1 / width):
-        return "it is divided by sqrt(d) twice" if _twice(attention) else None  # once by d: muP
+        halves = _near(_of_scores(attention) or 0.0, width**-0.5)
+        return "it is divided by sqrt(d) twice" if halves else None  # once by d: muP
     if _near(factor, 1.0):
         return None if _folded(checked, attention) else "there is no scale"
     if _near(factor, stream**-0.5):
@@ -239,12 +240,6 @@ def _mistake(checked: CheckedModel, attention: MeasuredAttention, factor: float)
 
 def _near(a: float, b: float) -> bool:
     return abs(a - b) <= NEAR * abs(b)
-
-
-def _twice(attention: MeasuredAttention) -> bool:
-    """Whether 1/d is made of two factors of 1/sqrt(d)."""
-    of_scores = _of_scores(attention)
-    return of_scores is not None and _near(of_scores, attention.width**-0.5)
 
 
 def _folded(checked: CheckedModel, attention: MeasuredAttention) -> bool:
