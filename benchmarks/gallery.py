@@ -26,12 +26,12 @@ Row = dict[str, str]
 _SMALL = "the configuration's initializer_range is 1e-10"
 NOTES = {  # alarms that are true of what transformers ships, and what they are about
     ("gpt_neo", "attention-scale"): "its scores are not divided by the root of the head's width, as in its release",
-    ("mt5", "embedding-std"): "the head is tied though `tie_word_embeddings=False`, and what it reads is not scaled",
+    ("mt5", "initial-loss"): "the head is tied though `tie_word_embeddings=False`, and what it reads is not scaled",
     ("nystromformer", "padding-leaks"): "a convolution over the values reads padded positions",
     ("yoso", "padding-leaks"): "its mask is 1 + mask / 10,000, made for masks of -10,000",
     ("cpmant", "future-leaks"): "a causal head on a stack that reads its context both ways",
     ("cpmant", "init-large"): "the configuration's init_std is 1",
-    ("funnel", "embedding-std"): "token vectors of standard deviation 1 under a tied head",
+    ("funnel", "initial-loss"): "token vectors of standard deviation 1 under a tied head",
     ("funnel", "padding-leaks"): "it pools pairs of positions, padded ones too",
     ("imagegpt", "padding-leaks"): "its classifier takes the mean over all positions, whatever the mask says",
     ("dia", "attention-scale"): "its scores are not divided by the root of the head's width, as in its release",

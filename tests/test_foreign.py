@@ -112,7 +112,6 @@ def marks(hostile: Path) -> list[str]:
 
 VERBS = {
     "check": ["check", "{folder}", "--json"],
-    "check against": ["check", "{folder}", "--against", "{folder}"],
     "explain": ["explain", "{folder}", "--json"],
     "import": ["import", "{folder}", "--out", "{out}"],
     "graft": ["graft", "{folder}", "--change", "layers=4", "--out", "{out}"],

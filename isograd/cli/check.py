@@ -28,7 +28,6 @@ def check(
     *,
     batch: Annotated[str, "MODULE:CALLABLE"] | None = None,
     optimizer: Annotated[str, "MODULE:CALLABLE"] | None = None,
-    against: Annotated[str, "MODEL"] | None = None,
     lr: float | None = None,
     warmup: int | None = None,
     loss: Annotated[str, "MODULE:CALLABLE"] | None = None,
@@ -53,8 +52,7 @@ def check(
       isograd check model.py:build
       isograd check my_model:build --batch my_model:batch --lr 1e-3 --warmup 0
       isograd check my_model:build --optimizer my_training:setup
-      isograd check my_model:build --against gpt2
-      isograd check my_model:build --json --ignore weights-copied
+      isograd check my_model:build --json --ignore frozen
       isograd check my_model:build --format github           in a workflow: findings beside the lines of the model
       isograd check my_model:build --format github --sarif isograd.sarif
 
@@ -66,7 +64,6 @@ def check(
         model: a folder, a hub id, package.module:callable, or file.py:callable
         batch: returns what forward takes, where it cannot be guessed
         optimizer: returns (model, optimizer); that model is checked, and what the optimizer holds, its rates, its decay
-        against: a second model, named as MODEL is; what begins or computes otherwise is reported
         lr: the peak learning rate you plan to use; reports whether a Post-LN stack tolerates it
         warmup: the warm-up steps you plan to use (default: none)
         loss: takes the output and the batch; what suspicions are tried on (default: the model's own, or a small task)
@@ -84,7 +81,7 @@ def check(
     if prove and no_prove:
         raise UserError("--prove and --no-prove: give one of them")
     asked = _Asked(
-        model=model, batch=batch, optimizer=optimizer, against=against, lr=lr, warmup=warmup, loss=loss,
+        model=model, batch=batch, optimizer=optimizer, lr=lr, warmup=warmup, loss=loss,
         intent=tuple(intent or ()), prove=prove or (False if no_prove else None),
     )  # fmt: skip
     must_be_writable(sarif, "--sarif")
@@ -118,7 +115,7 @@ def _sarif(findings: "Findings", made_by: str) -> dict[str, Any]:
 
 
 def _diff(findings: "Findings") -> str:
-    from isograd.lint.proof.fix import diff
+    from isograd.cli.diff import diff
 
     return diff(findings, Path.cwd())
 
@@ -147,7 +144,6 @@ class _Asked:
     model: str
     batch: str | None
     optimizer: str | None
-    against: str | None
     lr: float | None
     warmup: int | None
     loss: str | None
@@ -160,15 +156,15 @@ def _findings(asked: _Asked, ignore: list[str]) -> "Findings":
         raise UserError(f"--lr {asked.lr:g}: expected a number above 0")
     if asked.warmup is not None and asked.warmup < 0:
         raise UserError(f"--warmup {asked.warmup}: expected a number of steps, 0 or more")
-    for named in filter(None, (None if asked.optimizer else asked.model, asked.against)):
-        must_be_a_model(named, callables=True)
+    if not asked.optimizer:
+        must_be_a_model(asked.model, callables=True)
     announce(f"loading torch and {asked.optimizer or asked.model} ...")
     with loading():
         from isograd.lint import check
         from isograd.lint.check import known_codes
         from isograd.lint.intent import Intents
         from isograd.trace.inputs import as_inputs
-        from isograd.trace.load import load_callable, load_function, load_model
+        from isograd.trace.load import load_callable, load_function
 
         for option, known, words in (("--ignore", known_codes, ignore), ("--intent", Intents.given, asked.intent)):
             try:
@@ -185,7 +181,6 @@ def _findings(asked: _Asked, ignore: list[str]) -> "Findings":
                     network,
                     as_inputs(load_callable(asked.batch)()) if asked.batch else None,
                     optimizer=optimizer,
-                    against=load_model(asked.against) if asked.against else None,
                     lr=asked.lr,
                     warmup=asked.warmup,
                     loss=load_function(asked.loss) if asked.loss else None,

@@ -30,8 +30,8 @@ def conform(
 ) -> Result:
     """Does an implementation of a residual compute what the paper says?
 
-    Reads, writes, mixes, gradients, init and the meta device, against the equations in float64; where a
-    known mistake of ports explains the difference it is named, with what to change. docs/conform.md has an adapter.
+    Reads, writes, mixes, gradients and init, against the equations in float64; where a known
+    mistake of ports explains the difference it is named, with what to change. docs/conform.md has an adapter.
 
     examples:
       isograd conform mhc --weights                  what an adapter's load gets: names and shapes

@@ -70,8 +70,13 @@ def preflight(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # those of the program
                 found = report.preflight(
-                    given, ignore=ignore or [], prove=prove or (False if no_prove else None), intent=intent or (), name=setup, **parts
-                )  # fmt: skip
+                    given,
+                    ignore=ignore or [],
+                    prove=prove or (False if no_prove else None),
+                    intent=intent or (),
+                    name=setup,
+                    **parts,
+                )
         except (InputsError, ModelError) as error:
             raise UserError(f"{setup}: {one_line(error)}") from error
     if int(os.environ.get("RANK", "0")):  # the first process speaks for all

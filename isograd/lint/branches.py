@@ -32,8 +32,6 @@ def linear(checked: CheckedModel) -> Iterator[Finding]:
     found = [s for s in checked.anatomy.distinct if s.kind == "ffn" and _is_linear(checked, s)]
     if found:
         yield Finding(
-            code="ffn-linear",
-            severity="error",
             address=found[0].address,
             measured=float(len(found)),
             message="this feed-forward is linear, f(a + b) = f(a) + f(b): there is no activation between its two"
@@ -77,8 +75,6 @@ def bent(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         operation, sublayer = found[0]
         yield Finding(
-            code="activation-on-stream",
-            severity="error",
             address=operation.module or sublayer.address,
             measured=float(len(found)),
             message=f"{bare(operation)} is applied to the residual stream, after the sum of {sublayer.address}:"
@@ -122,11 +118,11 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
         made = checked.trace.made_by(checked.dataflow.root(value))
         softmax = made is not None and bare(made) in ("softmax", "_softmax")
         classes = x.shape[-1] if x.ndim >= 2 else 0
-        if softmax and at in ("", "0", "logits") and classes > 1 and x.is_floating_point():
+        meant = checked.intents.says("probabilities")
+        if softmax and not meant and at in ("", "0", "logits") and classes > 1 and x.is_floating_point():
             sums = x.double().sum(-1)
             if bool((x >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
                 yield Finding(
-                    code="softmax-output",
                     severity="warning",
                     address=made.module if made is not None else "",
                     measured=float(classes),
@@ -151,57 +147,23 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
     for operation, before, after in shapes:
         exchanged = _exchanges(before, after) and before[-1] in widths and (after, before) in changes  # and taken back
         mapped = _flattens(before, after) and _is_of_channels(checked, operation.reads[0])
-        if (
-            not exchanged
-            and not mapped
-            and not (_exchanges_data(before, after) and _is_raw(checked, operation.reads[0]))
-        ):
+        if not exchanged and not mapped:
             continue
         yield Finding(
-            code="axes-mixed",
-            severity="error",
             address=operation.module,
             measured=float(before[1]),
             message=f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that each row"
             " holds parts of different positions",
             remedy="move the axes first: x.transpose(1, 2).reshape(...)",
-            edit=Edit(
-                says="the axes moved by a transpose",
-                values={
-                    o.makes[0]: _turned(o.reads[0])
-                    for o, one, two in shapes
-                    if {one, two} == {before, after} or o is operation
-                },
-            ),
+            at=operation.makes[0],
         )
         return
-
-
-def _turned(value: int) -> Made:
-    return lambda x, of: of(value).transpose(1, 2).reshape(x.shape)
 
 
 def _is_of_channels(checked: CheckedModel, value: int) -> bool:
     """Whether a convolution made a value, so that its channels stand on axis 1."""
     made = checked.trace.made_by(checked.dataflow.root(value))
     return made is not None and "conv" in made.name
-
-
-def _is_raw(checked: CheckedModel, value: int) -> bool:
-    """Whether no matrix has been applied yet."""
-    made = (checked.trace.made_by(v) for v in checked.dataflow.above(value))
-    return not any(o is not None and checked.dataflow.is_product(o) for o in made)
-
-
-def _exchanges_data(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Sequences of several series, one row for each, by their lengths alone: (b, t, c) as (b c, t).
-
-    >>> _exchanges_data((2, 48, 7), (14, 1, 48)), _exchanges_data((2, 48, 7), (96, 7))
-    (True, False)
-    """
-    if len(before) != 3 or before[1] == before[2] or 1 in before:
-        return False
-    return tuple(n for n in after if n != 1) == (before[0] * before[2], before[1])
 
 
 def _flattens(before: tuple[int, ...], after: tuple[int, ...]) -> bool:

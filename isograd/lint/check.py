@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import hint
-from isograd.lint import branches, compared, leaks, norms, shortcuts, wiring
+from isograd.lint import branches, leaks, norms, shortcuts, unused, wiring
 from isograd.lint.attention import heads, masks, positions
-from isograd.lint.checked_model import CheckedModel, is_quantized, opened
+from isograd.lint.checked_model import CheckedModel, is_quantized
 from isograd.lint.findings import Finding, Findings, Severity, by_harm
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.intent import Intents
@@ -35,12 +35,12 @@ from isograd.trace.record import answer, is_large, unwrapped
 from isograd.trace.sublayers import TracedSublayer
 
 BUDGET = 8.0  # seconds for trials where nothing is said
+PROVEN: dict[str, Severity] = {"confirmed": "error", "overturned": "info", "untried": "warning"}
 _TARGETS = ("targets", "target", "labels", "y")
 
 MODULES = (
     branches,
     collapse,
-    compared,
     forward,
     gradients,
     heads,
@@ -52,6 +52,7 @@ MODULES = (
     positions,
     shortcuts,
     targets,
+    unused,
     weights,
     wiring,
 )  # imported so that their rules are known: a new file of rules has its line here
@@ -64,7 +65,6 @@ def check(
     *,
     loss: Callable[[Any, Any], Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    against: nn.Module | None = None,
     lr: float | None = None,
     warmup: int | None = None,
     intent: Iterable[str] | str = (),
@@ -86,7 +86,6 @@ def check(
         loss: of the output and the batch, a number to be minimized where a change is tried; the model's own, or a small
             task, where None.
         optimizer: the one that is to train it: what it holds, its rates and its decay are checked.
-        against: a model of the same parts: where it begins or computes otherwise is reported.
         lr, warmup: peak learning rate and warm-up steps to come; with them a Post-LN stack is judged.
         intent: what the model is meant to do where its code does not say so; see `isograd.lint.intent.INTENTS`.
         fix: put a copy of the model with the changes of its errors into `findings.fixed`; see `isograd.lint.proof.fix`.
@@ -103,11 +102,10 @@ def check(
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()  # a copy may run parts of the model itself, as a lambda does that was made over them
-        found = _looked(
-            model, batch, ignored, asked, loss=loss, optimizer=optimizer, against=against, lr=lr, warmup=warmup,
-            budget=None if prove else BUDGET * (prove is None), fix=fix, name=name,
-        )  # fmt: skip
-        kept = _with_upstream(model, found.findings, lambda new: _looked(new, batch, ignored, asked).findings)
+        given = {"loss": loss, "optimizer": optimizer, "lr": lr, "warmup": warmup, "intents": asked}
+        budget = None if prove else BUDGET * (prove is None)
+        found = _looked(model, batch, ignored, budget, fix, name, **given)
+        kept = _with_upstream(model, found.findings, lambda new: _looked(new, batch, ignored, intents=asked).findings)
     finally:
         for module, training in modes:
             module.training = training
@@ -118,24 +116,22 @@ def _looked(
     model: nn.Module,
     batch: Any,
     ignored: frozenset[str],
-    intents: Intents,
-    *,
-    loss: Any = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    against: nn.Module | None = None,
-    lr: float | None = None,
-    warmup: int | None = None,
     budget: float | None = 0.0,
     fix: bool = False,
     name: str | None = None,
+    **given: Any,
 ) -> Findings:
+    """All findings.
+
+    Args:
+        given: more that a `CheckedModel` has.
+    """
     if any(hasattr(p, "full_tensor") for p in model.parameters()):
         line = "the model, whose parameters are shards of FSDP2: check it before fully_shard, or a copy loaded whole"
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
     inputs = _with_targets(model, guess_inputs(model)) if batch is None else few_sequences(model, as_inputs(batch))
     anatomy = find_anatomy(model, inputs)
-    other = None if against is None else CheckedModel(against, inputs, find_anatomy(against, inputs))
-    checked = CheckedModel(model, inputs, anatomy, lr, warmup, optimizer, other, intents, opened(model), loss, batch)
+    checked = CheckedModel(model, inputs, anatomy, **given, batch=batch)
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     seen = any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)
     quantized = is_quantized(model)
@@ -184,16 +180,10 @@ def _asked(checked: CheckedModel, ignored: frozenset[str], missed: list[str], tr
         doubtful = [f for f in found if f.kind == "suspicion" and f.severity != "info" and f.proof is None]
         if not doubtful:
             return found
-        tried = {one: tried_out(one, trial) for one in doubtful}
+        proofs = {one: trial.of(one.edit) for one in doubtful}
+        tried = {one: replace(one, proof=proof, severity=PROVEN[proof.verdict]) for one, proof in proofs.items()}
         every = {tried.get(one, one): None for one in every}
         checked.reported = {f.code for f in every if f.proof is None or f.proof.verdict != "overturned"}
-
-
-def tried_out(finding: Finding, trial: Trial) -> Finding:
-    """A suspicion with its proof, and the severity that the proof gives."""
-    proof = trial.of(finding.edit)
-    severities: dict[str, Severity] = {"confirmed": "error", "overturned": "info", "untried": "warning"}
-    return replace(finding, proof=proof, severity=severities[proof.verdict])
 
 
 def _with_upstream(
@@ -205,9 +195,9 @@ def _with_upstream(
     Args:
         check: finds what is wrong with such a model.
     """
-    if all(finding.severity == "info" for finding in found) or not _is_stock(model) or is_large(model):
+    stock = isinstance(model, PreTrainedModel) and type(model).__module__.startswith("transformers.")
+    if all(finding.severity == "info" for finding in found) or not stock or is_large(model):
         return list(found)
-    assert isinstance(model, PreTrainedModel)
     try:
         with torch.random.fork_rng(devices=[]):
             theirs = {(one.code, one.address) for one in check(type(model)(_usual(model.config)).eval())}
@@ -225,21 +215,6 @@ def _with_upstream(
         else one
         for one in found
     ]
-
-
-def _is_stock(model: nn.Module) -> bool:
-    """Whether a model is of transformers' and torch's classes alone, none with a forward pass or a hook of its own;
-    transformers hangs hooks into a model when it first gives its hidden states.
-    """
-    return isinstance(model, PreTrainedModel) and all(
-        type(module).__module__.startswith(("transformers.", "torch.nn."))
-        and "forward" not in vars(module)
-        and all(
-            getattr(hook, "__module__", "").startswith("transformers.")
-            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        )
-        for module in model.modules()
-    )
 
 
 def _usual(config: PretrainedConfig) -> PretrainedConfig:

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,50 +23,35 @@ from isograd.trace.reduced import few_layers
 SAMPLE = 250_000  # entries whose standard deviation is known to 0.2 %
 
 
+@dataclass(eq=False)
 class CheckedModel:
     """A model, inputs that it runs on, and its anatomy.
 
     Attributes:
         lr, warmup: the peak learning rate and the warm-up steps that it is to be trained with, where known.
         optimizer: the one that is to train it, where given.
-        against: a model that this one is compared with, where given.
         intents: what the model is meant to do, as far as somebody says so.
         loss: of the output and the batch, where given.
-        batch: what the loss is given as such.
-        shown: the model with its zero matrices opened, which experiments run on; see `opened`.
-        large: whether it has more parameters than are run through dozens of times.
+        batch: what the loss is given as such; the inputs where None.
         reported: codes found so far: a consequence is not reported beside its cause.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        anatomy: Anatomy,
-        lr: float | None = None,
-        warmup: int | None = None,
-        optimizer: Any = None,
-        against: "CheckedModel | None" = None,
-        intents: Intents | None = None,
-        shown: nn.Module | None = None,
-        loss: Any = None,
-        batch: Any = None,
-    ) -> None:
-        self.model = model
-        self.inputs = inputs
-        self.anatomy = anatomy
-        self.lr = lr
-        self.warmup = warmup
-        self.optimizer = optimizer
-        self.against = against
-        self.intents = intents or Intents()
-        self.loss = loss
-        alone = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
-        self.batch = alone if batch is None else batch
-        self.shown = model if shown is None else shown
-        self.large = is_large(model)
-        self.reported: set[str] = set()
-        self._stds: dict[str, float] = {}
+    model: nn.Module
+    inputs: Any
+    anatomy: Anatomy
+    lr: float | None = None
+    warmup: int | None = None
+    optimizer: Any = None
+    intents: Intents = field(default_factory=Intents)
+    loss: Any = None
+    batch: Any = None
+    reported: set[str] = field(default_factory=set)
+    _stds: dict[str, float] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def large(self) -> bool:
+        """Whether it has more parameters than are run through dozens of times."""
+        return is_large(self.model)
 
     @property
     def trace(self) -> Trace:
@@ -83,7 +69,8 @@ class CheckedModel:
         if self.loss is None:
             return self.trace
         try:
-            trace = with_loss(self.model, self.loss, self.inputs, self.batch)
+            alone = self.inputs[0] if isinstance(self.inputs, tuple) and len(self.inputs) == 1 else self.inputs
+            trace = with_loss(self.model, self.loss, self.inputs, alone if self.batch is None else self.batch)
         except Exception:  # a loss of another batch than the one that was guessed
             return self.trace
         same = all(a.makes == b.makes for a, b in zip(self.trace.operations, trace.operations, strict=False))
@@ -147,11 +134,12 @@ class CheckedModel:
 
     @cached_property
     def few(self) -> nn.Module:
-        """The twin, to be run on other inputs; of a large model with the parameters of the twin, one layer of each kind
-        and those like it left out.
+        """The twin with its zero matrices opened, to be run on other inputs; of a large model with its parameters,
+        one layer of each kind and those like it left out.
         """
-        if not is_large(self.model):
-            return self.twin if self.shown is self.model else stand_in(self.shown)
+        if not self.large:
+            shown = opened(self.model)
+            return self.twin if shown is self.model else stand_in(shown)
         few = stand_in(self.twin, shared=True)
         few_layers(few, self.trace, self.inputs)
         return few
@@ -311,6 +299,11 @@ class CheckedModel:
                 by_ids = not ids.isdisjoint(self.trace.above(operation.reads[1:]))
                 tables[name] = tables.get(name, False) or by_ids
         return tables
+
+    @cached_property
+    def vocabularies(self) -> set[int]:
+        """How many rows the tables have in which given ids look up: as many classes are tokens."""
+        return {len(self.parameters[name]) for name, by_ids in self.tables.items() if by_ids}
 
     @cached_property
     def idle_writers(self) -> set[str]:

@@ -38,8 +38,8 @@ class Finding:
         at: the value of the trace whose making it is about.
     """
 
-    code: str
-    severity: Severity
+    code: str = ""
+    severity: Severity = "error"
     address: str
     measured: float
     message: str

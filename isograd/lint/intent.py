@@ -82,8 +82,7 @@ def declares_causal(checked: "CheckedModel", stack: str | None = None) -> str | 
         lengths = {checked.trace[v].shape[-1] for v in checked.trace.inputs.values() if checked.trace[v].ndim == 2}
         as_long = checked.trace[stacks[stack].first].shape[1] in lengths  # no latent vectors
         return f"the {stack} writes what it is to predict" if stacks[stack] in crossed and as_long else None
-    rows = {len(checked.parameters[n]) for n, by_ids in checked.tables.items() if by_ids}
-    if checked.config is None and checked.trace[checked.logits].shape[-1] not in rows:
+    if checked.config is None and checked.trace[checked.logits].shape[-1] not in checked.vocabularies:
         return None  # it does not write tokens, whatever its parts are called
     writing = [s.name for s in stacks.values() if s.sublayers[-1].total in checked.reaching]
     if stack is not None and writing[-1:] != [stack]:

@@ -1,6 +1,7 @@
 """Rules about what reaches what: the future, the padding, the source."""
 
 import inspect
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,36 +24,47 @@ CHANGED = 1e-5  # of the largest output: more than another order of rounding doe
 @rule(Phase.DATA, "batch-leaks", hides=(Phase.MASKS, Phase.POSITIONS, Phase.DATA, "gradient-zero", "gradient-cut"))
 def batch(checked: CheckedModel) -> Iterator[Finding]:
     """Outputs of one sequence that depend on another of the batch."""
-    place = _sequence(checked) or next((n for n, v in _named(checked).items() if isinstance(v, Tensor)), None)
-    if place is None:
+    named, base = _named(checked), _run(checked, checked.inputs)
+    tensors = {n: v for n, v in named.items() if isinstance(v, Tensor) and v.ndim}
+    place = _sequence(checked) or next(iter(tensors), None)
+    if place is None or base is None or _positions_first(checked):
         return
-    named = _named(checked)
-    x = named[place]
-    base = _run(checked, checked.inputs)
-    if base is None or x.ndim < 2 or x.shape[0] < 2 or base.shape[:1] != x.shape[:1] or _positions_first(checked):
+    x, count = named[place], len(named[place])
+    if x.ndim < 2 or count < 2 or base.shape[:1] != (count,):
         return
-    beside = [n for n, v in named.items() if isinstance(v, Tensor) and "mask" not in n and v.shape[:1] == x.shape[:1]]
-    each = [n for n in beside if n == place or (named[n].ndim > 1 and not _is_label(n) and named[n].dtype != torch.bool)]
-    moved = {n: _run(checked, _given(checked, named | {n: _first_changed(checked, named[n])})) for n in each}
-    gaps = {n: ((y - base)[1:].abs().max() / base.abs().max()).item() for n, y in moved.items() if y is not None and y.shape == base.shape}
+    first = {n: v[:1].expand_as(v).clone() for n, v in tensors.items() if len(v) == count}
+    alike = _run(checked, _given(checked, named | first))
+    inputs = [
+        n for n in first if n == place or (named[n].ndim > 1 and not _is_label(n) and named[n].dtype != torch.bool)
+    ]
+    moved = {n: _run(checked, _given(checked, named | {n: _first_changed(checked, named[n])})) for n in inputs}
+    gaps = {
+        n: ((y - base)[1:].abs().max() / base.abs().max()).item()
+        for n, y in moved.items()
+        if y is not None and y.shape == base.shape
+    }
     if place not in gaps:
         return
-    if (placed := _of_place(checked, named, len(x))) is not None:
-        yield placed
-        return
-    crossed = base.shape == (len(x), len(x)) and len(beside) > 1  # each text of a batch against each image, as CLIP's
+    pairs = base.shape == (count, count)  # each text and image, as CLIP's
+    beside = [n for n in first if "mask" not in n]
+    by_place = 0.0
+    if alike is not None and alike.is_floating_point() and alike.shape[:1] == (count,) and not pairs:
+        by_place = ((alike - alike[:1]).abs().max() / alike.abs().max().clamp_min(1e-30)).item()
     most = max(gaps, key=lambda n: gaps[n])
-    gap = 0.0 if crossed else gaps[most]
-    where = _first_across(checked, x.shape[0])
-    if gap > CHANGED or where is not None:
+    gap = 0.0 if pairs and len(beside) > 1 else gaps[most]
+    if by_place > PLACED:
         yield Finding(
-            code="batch-leaks",
-            severity="error",
-            address=where or most,
+            address=next(iter(first)),
+            measured=by_place,
+            message=f"{count} equal sequences in one batch give outputs that differ by {by_place:.2g} of the largest:"
+            " something is added by the place in the batch, as positions indexed by x.size(0) of (batch, time) are",
+            remedy="index positions by the axis of time: pe[: x.size(1)] of (batch, time, d)",
+        )
+    elif gap > CHANGED:
+        yield Finding(
+            address=_first_across(checked, count) or most,
             measured=gap,
-            message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch"
-            if gap > CHANGED
-            else "this attention attends across the batch: one sequence changes with another",
+            message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch",
             remedy="attend along the axis of positions: batch_first=True in nn.MultiheadAttention and its layers, or"
             " x.transpose(0, 1) before and after",
         )
@@ -63,27 +75,6 @@ def _first_changed(checked: CheckedModel, x: Tensor) -> Tensor:
     other = x.clone()
     other[0] = _others(checked, x)[0]
     return other
-
-
-def _of_place(checked: CheckedModel, named: dict[str, Any], count: int) -> Finding | None:
-    """Equal sequences in one batch whose outputs differ: what is added goes by the place in the batch."""
-    parts = {n: v for n, v in named.items() if isinstance(v, Tensor) and v.ndim and len(v) == count}
-    alike = {n: v[:1].expand_as(v).clone() for n, v in parts.items()}
-    made = _run(checked, _given(checked, named | alike))
-    if made is None or not made.is_floating_point() or made.shape[:1] != (count,) or made.shape == (count, count):
-        return None
-    gap = ((made - made[:1]).abs().max() / made.abs().max().clamp_min(1e-30)).item()
-    if not gap > PLACED:
-        return None
-    return Finding(
-        code="batch-leaks",
-        severity="error",
-        address=next(iter(parts)),
-        measured=gap,
-        message=f"{count} equal sequences in one batch give outputs that differ by {gap:.2g} of the largest: something"
-        " is added by the place in the batch, as positions indexed by x.size(0) of (batch, time) are",
-        remedy="index positions by the axis of time: pe[: x.size(1)] of (batch, time, d)",
-    )
 
 
 def _positions_first(checked: CheckedModel) -> bool:
@@ -134,7 +125,8 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
     causal = [s for a in checked.attentions if (s := seen_by(a)) is not None]
     masked = causal and all(s.view in ("left", "itself") for s in causal) and checked.logits is not None
     if not partly and not (read and (masked or declares_causal(checked))):
-        if 2 * read > possible and _writes_tokens(checked) and not declares_both(checked):
+        writes = checked.logits is not None and checked.trace[checked.logits].shape[-1] in checked.vocabularies
+        if 2 * read > possible and writes and checked.config is None and not declares_both(checked):
             yield _both_ways(place, read / possible)
         return
     reader, source = (int(i) for i in ahead.nonzero()[0])
@@ -142,7 +134,6 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
     beside = f", though not by its attention; first in {where}" if where else ""
     yield Finding(
         code="future-leaks",
-        severity="error",
         address=where or place,
         measured=read / possible,
         message=f"the output at position {reader} changes with the input at position {source}: it depends on"
@@ -153,14 +144,6 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
         else "mask scores where the key is after the query (triu with diagonal=1), and pass the attention"
         " is_causal=True or the mask",
     )
-
-
-def _writes_tokens(checked: CheckedModel) -> bool:
-    """Whether each position gives logits over the ids that come in, and nothing but its code says for what."""
-    if checked.config is not None or not checked.takes_ids or checked.logits is None:
-        return False
-    rows = {checked.parameters[name].shape[0] for name, by_ids in checked.tables.items() if by_ids}
-    return checked.trace[checked.logits].shape[-1] in rows
 
 
 def _both_ways(place: str, measured: float) -> Finding:
@@ -193,9 +176,13 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
     if checked.logits is None or ids is None or ids.ndim != 2 or ids.shape[1] < 4 or checked.head is None:
         return
     logits = checked.trace[checked.logits]
-    rows = {checked.parameters[name].shape[0] for name, by_ids in checked.tables.items() if by_ids}
     one = logits.ndim == 2 or (logits.ndim == 3 and logits.shape[1] == 1)
-    if one and logits.shape[0] == ids.shape[0] and logits.shape[-1] in rows and declares_causal(checked):
+    if (
+        one
+        and logits.shape[0] == ids.shape[0]
+        and logits.shape[-1] in checked.vocabularies
+        and declares_causal(checked)
+    ):
         yield Finding(
             code="last-position-only",
             severity="warning",
@@ -209,84 +196,52 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
 
 @rule(Phase.DATA, "padding-leaks")
 def padding(checked: CheckedModel) -> Iterator[Finding]:
-    """Outputs at real positions that change with what stands where the mask says padding."""
+    """Outputs at real positions that change with what stands where a mask, or lengths, say padding: those of the batch,
+    whatever they are called, else one that forward takes by a known name.
+    """
     named = _named(checked)
-    given = (x for n, x in named.items() if isinstance(x, Tensor) and not _is_label(n))
-    shown = any(_real_places(x, named) is not None for x in given)
-    for mask_name, name in () if shown else _masked_inputs(checked):
-        mask, ids = named.get(mask_name), named[name]
-        like = mask if isinstance(mask, Tensor) else torch.ones(ids.shape[:2], dtype=torch.bool)
-        real = not (like.dtype == torch.bool and "padding" in mask_name)
-        gap = _padding_gap(checked, mask_name, name, like, real)
+    tensors = {n: x for n, x in named.items() if isinstance(x, Tensor) and not _is_label(n)}
+    given = {n: places for n, x in tensors.items() if (places := _real_places(x, named)) is not None}
+    pairs = [(m, n) for m in given for n in tensors if n not in given and tensors[n].shape[:2] == given[m].shape]
+    base = _run(checked, checked.inputs)
+    if base is None or (not given and base.ndim < 3 and _chooses_place(checked)):  # as the last that is no padding
+        pairs = []
+    elif not given:
+        pairs = [*_masked_inputs(checked)]
+    for mask_name, name in pairs:
+        turned = False
+        if given:
+            gap = _padding_gap(checked, named, name, given[mask_name])
+        else:
+            mask, ids = named.get(mask_name), named[name]
+            like = mask if isinstance(mask, Tensor) else torch.ones(ids.shape[:2], dtype=torch.bool)
+            real = not (like.dtype == torch.bool and "padding" in mask_name)
+            places = (torch.arange(ids.shape[1]) < ids.shape[1] - max(ids.shape[1] // 4, 1)).expand(ids.shape[:2])
+            gap, other = (
+                _padding_gap(checked, named | {mask_name: (places == way).to(like)}, name, places)
+                for way in (real, not real)
+            )
+            turned = other is not None and other <= CHANGED
+            if turned and mask_name != "attention_mask":
+                continue  # it says True where others say False
         if gap is None or gap <= CHANGED:
             continue
-        other_way = _padding_gap(checked, mask_name, name, like, not real)
-        turned = other_way is not None and other_way <= CHANGED
-        if turned and mask_name != "attention_mask":
-            continue  # it says True where others say False
         yield Finding(
-            code="padding-leaks",
-            severity="error",
             address=mask_name,
             measured=gap,
             message=f"{mask_name} is read the wrong way round: real positions are hidden, and padding is seen"
             if turned
-            else f"outputs at real positions change by {gap:.2g} of the largest with the content of the padding",
-            remedy='scores.masked_fill(attention_mask[:, None, None, :] == 0, float("-inf")): 1 is a real token'
-            if turned
-            else f'scores.masked_fill({mask_name}[:, None, None, :] == 0, float("-inf")) before the softmax of every'
-            " attention: the mask belongs to the keys, the last axis",
+            else f"other values of {name} where {mask_name} says padding move the outputs at real positions by"
+            f" {gap:.2g} of the largest",
+            remedy="hide the keys of padding in every attention, scores.masked_fill(~real[:, None, None, :],"
+            ' float("-inf")), where 1 or True is a real token, and leave padding out of means and pooling',
         )
         return
-    else:
-        yield from _shown_padding(checked)
     yield from _other_mask(checked)
-
-
-def _shown_padding(checked: CheckedModel) -> Iterator[Finding]:
-    """Masks and lengths whose rows of the batch end in padding, whatever they are called: what stands there changes."""
-    named = _named(checked)
-    base = _answer(checked, checked.inputs)
-    masks = {n: x for n, x in named.items() if isinstance(x, Tensor) and not _is_label(n)}
-    real = {n: r for n, x in masks.items() if (r := _real_places(x, named)) is not None}
-    for mask_name, places in real.items() if base is not None else ():
-        for name, x in named.items():
-            if not isinstance(x, Tensor) or name in real or x.shape[:2] != places.shape or _is_label(name):
-                continue
-            padding = ~places.reshape(*places.shape, *[1] * (x.ndim - 2))
-            moved = _answer(checked, _given(checked, named | {name: torch.where(padding, _anything_else(x), x)}))
-            if base is None or moved is None or moved.shape != base.shape:
-                continue
-            aligned = base.ndim >= 2 and base.shape[:2] == places.shape
-            gaps = (moved - base).abs()
-            if aligned and base.ndim > 2 and base.shape[2] == places.shape[1] != base.shape[-1]:  # of pairs
-                gaps = gaps[places[:, :, None] & places[:, None, :]]
-            elif aligned:
-                gaps = gaps[places]
-            gap = (gaps.max() / base.abs().max()).item()
-            if gap > CHANGED:
-                yield Finding(
-                    code="padding-leaks",
-                    severity="error",
-                    address=mask_name,
-                    measured=gap,
-                    message=f"other values of {name} where {mask_name} ends, at {int((~places).sum())} of"
-                    f" {places.numel()} places, move the outputs {'at real positions ' if aligned else ''}by {gap:.2g}"
-                    " of the largest",
-                    remedy="hide the keys of padding in every attention, scores.masked_fill(~real[:, None, None, :],"
-                    ' float("-inf")), and leave padding out of means and pooling',
-                )
-                return
 
 
 def _is_label(name: str) -> bool:
     return name == "y" or name.startswith(("label", "target", "answer", "truth"))
-
-
-def _answer(checked: CheckedModel, inputs: Any) -> Tensor | None:
-    """The first output that is no single number, as a loss is."""
-    made = next((t for t in _outputs(checked, inputs) if t.ndim), None)
-    return _turned(checked, made) if made is not None and made.ndim >= 3 else made
 
 
 def _real_places(x: Tensor, named: dict[str, Any]) -> Tensor | None:
@@ -325,7 +280,6 @@ def _other_mask(checked: CheckedModel) -> Iterator[Finding]:
         if sublayer.kind == "cross" and own and (seen := own[-1] & ~keys).any():
             yield Finding(
                 code="padding-leaks",
-                severity="error",
                 address=sublayer.address,
                 measured=seen.sum().item(),
                 message=f"the cross-attention sees {int(seen.sum())} positions of the source that the encoder hides as"
@@ -344,36 +298,26 @@ def _hidden_keys(checked: CheckedModel, attention: MeasuredAttention) -> Tensor 
     return ~visible.any(1).unflatten(0, (batch, -1)).any(1)
 
 
-def _padding_gap(checked: CheckedModel, mask_name: str, name: str, like: Tensor, real: bool) -> float | None:
-    """How much the outputs at real positions change with the contents of the padding; None where that is no question.
-
-    Args:
-        like: a mask of the shape and type to be given.
-        real: what it holds at real positions.
+def _padding_gap(checked: CheckedModel, named: dict[str, Any], name: str, real: Tensor) -> float | None:
+    """How much the outputs at real positions change with an input's contents at the others; None where that is no
+    question.
     """
-    named = _named(checked)
-    ids, mask = named[name], like.clone()
-    time = ids.shape[1]
-    pad = max(time // 4, 1)
-    mask[:] = real
-    mask[:, -pad:] = not real
-    other = ids.clone()
-    other[:, -pad:] = _others(checked, ids)[:, -pad:]
+    x = named[name]
+    other = torch.where(real.reshape(*real.shape, *[1] * (x.ndim - 2)), x, _anything_else(x))
     try:
-        inputs = (
-            {n: _turned(checked, v) for n, v in {**named, mask_name: mask, name: x}.items()} for x in (ids, other)
-        )
-        a, b = (checked.run(keywords)[0] for keywords in inputs)
+        a, b = (_run(checked, _given(checked, named | {name: part})) for part in (x, other))
     except Exception:  # a mask of another shape, or only together with something else
         return None
-    pools = a is not None and a.ndim < 3 and _chooses_place(checked)
-    if a is None or b is None or a.ndim < 2 or pools:  # some pool at the last id that is no padding's
+    if a is None or b is None or a.shape != b.shape:
         return None
-    decodes = any(one.startswith("decoder") for one in named)
-    aligned = (a.ndim >= 3 and a.shape[1] == time and not name.startswith("input")) or not decodes
-    shown = slice(None, -pad) if aligned and a.shape[1] == time else slice(None)  # (B, T) is a score for each position
-    gap = (a[:, shown] - b[:, shown]).abs().max() / a.abs().max()
-    return gap.item() if gap.isfinite() else None
+    gaps = (b - a).abs()
+    aligned = a.ndim > 1 and a.shape[:2] == real.shape
+    if aligned and a.ndim > 2 and a.shape[2] == real.shape[1] != a.shape[-1]:  # of pairs
+        gaps = gaps[real[:, :, None] & real[:, None, :]]
+    elif aligned and not (name.startswith("input") and any(n.startswith("decoder") for n in named)):
+        gaps = gaps[real]
+    gap = (gaps.max() / a.abs().max()).item()
+    return gap if math.isfinite(gap) else None
 
 
 def _chooses_place(checked: CheckedModel) -> bool:
@@ -406,22 +350,13 @@ def source(checked: CheckedModel) -> Iterator[Finding]:
             continue
         pairs = [pair for moved in each for pair in zip(moved, base, strict=True)]
         gap = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
-        if gap <= CHANGED:
-            weighed = _is_weighed(checked, name)
+        if gap <= CHANGED and _is_weighed(checked, name):
             yield Finding(
-                code="encoder-unused",
-                severity="error" if weighed else "info",
                 address=name,
                 measured=gap,
-                message=f"another {name} leaves every output as it is: "
-                + (
-                    "matrices are applied to it, and nothing reads what they make"
-                    if weighed
-                    else "is it used elsewhere?"
-                ),
-                remedy="give the decoder's cross-attention the encoder's output as keys and values"
-                if weighed
-                else "nothing, where it is for a loss, or for its shape alone; else use it in forward",
+                message=f"another {name} leaves every output as it is: matrices are applied to it, and nothing reads"
+                " what they make",
+                remedy="give the decoder's cross-attention the encoder's output as keys and values",
             )
 
 
@@ -563,7 +498,8 @@ def _named(checked: CheckedModel) -> dict[str, Any]:
 def _given(checked: CheckedModel, named: dict[str, Any]) -> Any:
     """Named inputs as the model was given them."""
     turned = {name: _turned(checked, part) for name, part in named.items()}
-    return turned if isinstance(checked.inputs, dict) else tuple(turned.values())
+    more = isinstance(checked.inputs, dict) or len(turned) > len(checked.inputs)  # by name alone
+    return turned if more else tuple(turned.values())
 
 
 def _run(checked: CheckedModel, inputs: Any) -> Tensor | None:

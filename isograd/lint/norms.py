@@ -1,5 +1,6 @@
 """Rules about what norms compute: over which axis, with which weights at initialization, in which precision."""
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -30,8 +31,6 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
     places += [(o.module, o.makes[0], v) for o, v in _divisions(checked) if _mixes(checked, v, o.makes[0])]
     if places:
         yield Finding(
-            code="norm-axis",
-            severity="error",
             address=places[0][0],
             measured=float(len(places)),
             message="this norm takes its mean or variance over positions: scaling the vector at one position"
@@ -142,8 +141,6 @@ def size(checked: CheckedModel) -> Iterator[Finding]:
         growth = (two.norm() / one.norm().clamp_min(1e-30)).item()
         if not 0.9 < growth < 1.1 and not 1.9 < growth < 2.1:
             yield Finding(
-                code="norm-scale",
-                severity="error",
                 address=operation.module,
                 measured=growth,
                 message=f"twice the input gives {growth:.3g} times the output, where the output of a norm stays the"
@@ -181,18 +178,15 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
         return
     norm, acts = odd[0]
     value = acts.abs().mean().item()
-    stored = checked.parameters[norm.weight].float() if norm.weight in checked.parameters else None
+    stored = checked.parameters[norm.weight].float().mean().item() if norm.weight in checked.parameters else math.nan
+    one_plus = abs(stored + 1 - value) < OFF
     if acts.max() - acts.min() > 0.1 * max(value, OFF):
-        low, high = acts.min().item(), acts.max().item()
-        how = f"weights act as {low:.3g} to {high:.3g}, and were never initialized"
-    elif stored is not None and abs(stored.mean().item() + 1 - value) < OFF:
-        how = f"weights act as {value:.3g}: they are stored as 1 + weight, and start at {stored.mean().item():.3g}"
-    elif stored is not None and abs(stored.mean().item() - value) < OFF:
-        how = f"weights start at {value:.3g}, not at 1"
+        how = f"weights act as {acts.min().item():.3g} to {acts.max().item():.3g}, and were never initialized"
+    elif one_plus or abs(stored - value) < OFF:
+        how = f"weights{' stored as 1 + weight' if one_plus else ''} start at {stored:.3g}: they act as {value:.3g}"
     else:
         yield Finding(
             code="norm-scale",
-            severity="error",
             address=norm.address,
             measured=value,
             message=f"this norm returns vectors with an RMS of {value:.3g} instead of 1 ({many(len(odd), 'norm')})",
@@ -203,7 +197,7 @@ def weights(checked: CheckedModel) -> Iterator[Finding]:
             ),
         )
         return
-    yield _weights(checked, [n for n, _ in odd], value, how, one_plus="1 + weight" in how)
+    yield _weights(checked, [n for n, _ in odd], value, how, one_plus=one_plus)
 
 
 def _is_odd(acts: Tensor, layer: int) -> bool:
@@ -237,7 +231,6 @@ def _weights(checked: CheckedModel, norms: list[TracedNorm], value: float, how: 
     fill = 0.0 if one_plus else 1.0
     return Finding(
         code="norm-weights",
-        severity="error",
         address=norms[0].weight or norms[0].address,
         measured=value,
         message=f"norm {how} ({many(len(norms), 'norm')})",
@@ -313,7 +306,6 @@ def small(checked: CheckedModel) -> Iterator[Finding]:
             continue
         what = "float16 rounds it to 0" if half and norm.eps < 2**-25 else "it flattens activations of small variance"
         yield Finding(
-            code="norm-eps",
             severity="warning",
             address=norm.address,
             measured=norm.eps,

@@ -12,9 +12,9 @@ is a function with this line above it, a page docs/check/CODE.md and a test.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
-from functools import cache
+from functools import cache, wraps
 
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
@@ -74,14 +74,18 @@ def rule(
     suspicions: bool | tuple[str, ...] = False,
 ) -> Callable[[Run], Run]:
     """The function below is a rule. `hides` is of all its codes, or a mapping where they explain different things;
-    `suspicions` are all of them, or those named.
+    `suspicions` are all of them, or those named. A finding without a code has the first.
     """
 
     def add(run: Run) -> Run:
+        @wraps(run)
+        def named(checked: CheckedModel) -> Iterator[Finding]:
+            yield from (finding if finding.code else replace(finding, code=codes[0]) for finding in run(checked))
+
         effects = hides if isinstance(hides, Mapping) else dict.fromkeys(codes, hides)
         doubtful = frozenset(codes if suspicions is True else suspicions or ())
-        RULES.append(Rule(phase, codes, run, effects, stops, doubtful))
-        return run
+        RULES.append(Rule(phase, codes, named, effects, stops, doubtful))
+        return named
 
     return add
 
@@ -102,7 +106,7 @@ def explained(codes: set[str]) -> frozenset[str]:
 
     >>> import isograd.lint.check
     >>> sorted(explained({"not-finite", "output-not-finite", "future-leaks"}))[:2]
-    ['admin-unprofiled', 'attention-flat']
+    ['attention-flat', 'attention-scale']
     >>> "shortcut-missing" in explained({"shortcut-missing"})
     False
     """

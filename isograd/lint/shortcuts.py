@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterator
 
-from transformers import PreTrainedModel
-
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
@@ -36,8 +34,6 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         posts = sum("post" in s.norms and "pre" not in s.norms for s in checked.anatomy.sublayers)
         address, what = min(found, key=lambda one: min(one[2], default=0))[:2]
         yield Finding(
-            code="shortcut-missing",
-            severity="error",
             address=address,
             measured=float(len(found)),
             message=f"the {what} has no residual connection: its output replaces the stream"
@@ -72,7 +68,6 @@ def _early(passed: list[tuple[TracedSublayer, TracedSublayer]]) -> Finding:
     after, lost = passed[0]
     return Finding(
         code="shortcut-missing",
-        severity="error",
         address=lost.address,
         measured=float(len(passed)),
         message=f"the residual connection of the {after.kind} starts before the {lost.kind} and goes around it: the"
@@ -151,7 +146,7 @@ def _replaced(checked: CheckedModel) -> Iterator[Found]:
         return
     sums = [s.total for s in checked.anatomy.sublayers]
     claimed = {name for s in checked.anatomy.sublayers for name in s.parameters}
-    yield from _at_end(checked, claimed)
+    yield from _at_end(checked, claimed, claimed)
     found: list[tuple[TracedSublayer, int, str, str]] = []
     names_of: set[str] = set()  # of the matrices found
     for sublayer in checked.anatomy.sublayers:
@@ -174,29 +169,17 @@ def _replaced(checked: CheckedModel) -> Iterator[Found]:
     of_stack = {k.name: set[str]().union(*(likes[s.total] for s in k.sublayers)) for k in checked.anatomy.stacks}
     stack_of = {s.total: s.stack for s in checked.anatomy.sublayers}
     if found:
-        yield from _last_of(checked, {numbered(n) for n in names_of})
+        yield from _at_end(checked, claimed, names_of)
     for sublayer, total, where, what in found:
         alike = of_stack[stack_of[total]] & of_stack[sublayer.stack]  # else it leads from one stack to another
         if alike or len(found) > 1:
             yield where, what, {dataflow.back(sublayer.read)[0]: plus((1.0, total))}
 
 
-def _last_of(checked: CheckedModel, likes: set[str]) -> Iterator[Found]:
-    """The likes of what was found, where they stand after the last sum."""
+def _at_end(checked: CheckedModel, claimed: set[str], alike_to: set[str]) -> Iterator[Found]:
+    """Matrices between the last sum and the output whose likes in other layers stand in a branch, or have no sum."""
     dataflow, trace = checked.dataflow, checked.trace
-    for stack in checked.anatomy.stacks:
-        last = stack.sublayers[-1].total
-        below = trace.below([last])
-        products = [o for o in trace.operations if not below.isdisjoint(o.reads) and dataflow.is_product(o)]
-        alike = [o for o in products if any(numbered(n) in likes for n in dataflow.weights(o))]
-        if len(alike) >= 2 and trace[alike[-1].makes[0]].shape == trace[last].shape:
-            yield _holder(alike), "feed-forward", {alike[-1].makes[0]: plus((1.0, last))}
-
-
-def _at_end(checked: CheckedModel, claimed: set[str]) -> Iterator[Found]:
-    """Matrices between the last sum and the output whose likes in other layers stand in a branch."""
-    dataflow, trace = checked.dataflow, checked.trace
-    likes = {re.sub(r"\d+", "*", name) for name in claimed}
+    likes = {re.sub(r"\d+", "*", name) for name in alike_to}
     inside = trace.above([s.total for s in checked.anatomy.sublayers])
     for stack in checked.anatomy.stacks:
         below = (trace.below([stack.sublayers[-1].total]) & checked.reaching) - inside
@@ -230,7 +213,7 @@ def _holder(products: list[Operation]) -> str:
 
 @rule(
     Phase.WIRING, "shortcut-doubled", "factor-unexplained", hides={"shortcut-doubled": ("placement-mixed",
-    "deepnorm-swapped", "factor-unexplained")}, suspicions=True,
+    "factor-unexplained")}, suspicions=True,
 )  # fmt: skip
 def factors(checked: CheckedModel) -> Iterator[Finding]:
     """Constants on the terms of a sum that no published residual has."""
@@ -281,7 +264,6 @@ def _again(checked: CheckedModel, stack: TracedStack, sublayer: TracedSublayer) 
 def _doubled(found: list[TracedSublayer]) -> Finding:
     return Finding(
         code="shortcut-doubled",
-        severity="error",
         address=found[0].address,
         measured=2.0,
         message="the residual stream is added twice, 2x + f(x), and doubles with every sublayer"
@@ -331,8 +313,6 @@ def after_norm(checked: CheckedModel) -> Iterator[Finding]:
         found = list({id(after): after for _, after in pairs}.values())
         if found:
             yield Finding(
-                code="shortcut-after-norm",
-                severity="error",
                 address=found[0].address,
                 measured=float(len(found)),
                 message="the residual connection starts after the norm: x = norm(x), then x + f(x), which behaves as"
@@ -354,37 +334,17 @@ def _belongs_to(norm: TracedNorm, after: TracedSublayer, before: TracedSublayer)
     Phase.WIRING, "norm-bypassed", hides=("placement-mixed", "final-norm-missing", "parameter-unused"), suspicions=True,
 )  # fmt: skip
 def bypassed(checked: CheckedModel) -> Iterator[Finding]:
-    """Branches of which one matrix reads the norm of x, and another x itself; norms whose result nothing reads."""
-    dataflow = checked.dataflow
+    """Branches of which one matrix reads the norm of x, and another x itself."""
     open_ = [s for s in checked.anatomy.sublayers if "pre" not in s.norms and not s.design and not checked.routed]
-    what = "reads x itself, while others of its branch read norm(x)"
-    found = [(name, what) for s in open_ for name in _bare(checked, s)]
-    live = {n.address for n in dataflow.norms.values() if n.result in checked.reaching}
-    streams = {checked.trace[stack.first].shape for stack in checked.anatomy.stacks}
-    dead = [n for n in dataflow.norms.values() if n.result not in checked.reaching and n.address not in live]
-    dead = [n for n in dead if checked.trace[n.origin].shape in streams]  # not of a pooled token, nor of a query
-    inner = tuple(f"{a}." for a, m in checked.model.named_modules() if a and isinstance(m, PreTrainedModel))
-    dead = [n for n in dead if not n.address.startswith(inner)]  # one of the outputs that a backbone offers
-    acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
-    dead = [n for n in dead if any(a.startswith(n.address.rpartition(".")[0]) for a in acting)]  # nor of a head unused
-    found += [(n.address, "is computed, but nothing reads its result") for n in dead]
+    found = [(s, name) for s in open_ for name in _bare(checked, s)]
     if found:
-        address, what = found[0]
         yield Finding(
-            code="norm-bypassed",
-            severity="error",
-            address=address,
+            address=found[0][1],
             measured=float(len(found)),
-            message=f"{'this norm' if 'computed' in what else 'this matrix'} {what} ({many(len(found), 'place')})",
+            message="this matrix reads x itself, while others of its branch read norm(x)"
+            f" ({many(len(found), 'place')})",
             remedy="h = norm(x), and pass h to every projection of the branch: x + f(h)",
-            edit=before_branch(
-                checked,
-                [
-                    s
-                    for s in checked.anatomy.sublayers
-                    if "pre" not in s.norms and (s.read in {n.origin for n in dead} or _bare(checked, s))
-                ],
-            ),
+            edit=before_branch(checked, [s for s, _ in found]),
         )
 
 

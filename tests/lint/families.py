@@ -232,7 +232,7 @@ FAMILIES: dict[str, Family] = {
         build=of("T5ForConditionalGeneration", "T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False, **T5),
         placements=PRE_PAIR,
         findings={
-            "embedding-std": "transformers 5.23 ties the head also with `tie_word_embeddings=False`, and then does not"
+            "initial-loss": "transformers 5.23 ties the head also with `tie_word_embeddings=False`, and then does not"
             " scale what it reads: the first loss is 20 nats (a loaded checkpoint brings a head of its own)"
         },
     ),

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForM
 
 import isograd
 from isograd.lint.findings import Finding
-from isograd.lint.initial.collapse import COLLAPSES, NAMES, SHARE, TRAINED, CollapseRule
+from isograd.lint.initial.collapse import COLLAPSES, ROWS, SHARE, TRAINED, CollapseRule
 from tests.lint.faults.plain import post, xavier
 
 ROOT = Path(__file__).parents[2]
@@ -230,7 +230,7 @@ def test_a_rate_is_given_only_as_deep_as_any_trained() -> None:
     """For the depths at which no run of the grid finished nothing says that a rate would."""
     deepest: dict[str, float] = {}
     for run in csv.DictReader(TABLE.read_text().splitlines()):
-        if run["outcome"] == "finished" and run["placement"] in NAMES:
+        if run["outcome"] == "finished" and run["placement"] in ROWS:
             line = run["placement"] + ", small" * (run["init"] == "normal")
             deepest[line] = max(deepest.get(line, 0), float(run["layers"]))
     assert deepest | {"post-ln": 24} == TRAINED  # 24: of the plain script, in its page

@@ -91,11 +91,6 @@ def not_normed(model: Any) -> bool:
     return not torch.allclose(last_vectors(model).var(-1, unbiased=False), torch.tensor(1.0), atol=2e-2)
 
 
-def layers_are_equal(model: Any) -> bool:
-    first, *others = (dict(layer.named_parameters()) for layer in model.layers)
-    return all(torch.equal(first[n], other[n]) for other in others for n in first)
-
-
 def has_no_gradient(model: Any) -> bool:
     model(*guess_inputs(model)).square().sum().backward()
     return any(p.grad is None for p in model.parameters())
@@ -118,23 +113,6 @@ def layers_differ_in_kind(model: Any) -> bool:
 
 def has_no_attention(model: Any) -> bool:
     return not any("attn" in name for name, _ in model.named_modules())
-
-
-def skip_below_branch(model: Any) -> bool:
-    """DeepNorm makes the skip larger than 1 and W_O smaller than Xavier's sqrt(2 / 2d)."""
-    layer = model.layers[0]
-    return bool(layer.skip < 1 and layer.attn.out.weight.std() > WIDTH**-0.5)
-
-
-def value_is_not_scaled(model: Any) -> bool:
-    """W_V is as large as W_Q, where it is to be as small as W_O."""
-    attn = model.layers[0].attn
-    query, _, value = attn.projections.weight.chunk(3)
-    return abs(value.std() / query.std() - 1) < abs(value.std() / attn.out.weight.std() - 1)
-
-
-def table_of_ones(model: Any) -> bool:
-    return model.head.weight is model.tokens.weight and bool(model.tokens.weight.std() > 0.9)
 
 
 def starts_are_uneven(model: Any) -> bool:
@@ -193,13 +171,9 @@ def deep_and_post(model: Any) -> bool:
 
 PROOFS: dict[str, Callable[[Any], bool]] = {
     "final-norm-missing": not_normed,
-    "weights-copied": layers_are_equal,
     "parameter-unused": has_no_gradient,
     "placement-mixed": layers_differ_in_kind,
     "not-found": has_no_attention,
-    "deepnorm-swapped": skip_below_branch,
-    "init-value-unscaled": value_is_not_scaled,
-    "embedding-std": table_of_ones,
     "init-std": starts_are_uneven,
     "initial-loss": loss_is_far,
     "future-leaks": sees_the_future,
@@ -235,14 +209,6 @@ def test_every_pair_is_deterministic_and_new() -> None:
             assert one is not other
             pairs = zip(one.parameters(), other.parameters(), strict=True)
             assert all(torch.equal(a, b) and a is not b for a, b in pairs)
-
-
-def test_the_fused_value_part_is_deepnorms() -> None:
-    """The healthy twin's W_V has the standard deviation of its W_O, beta sqrt(2 / 2d) within what 1024 draws allow."""
-    model = built(FAULTS["deepnorm-fused-value"][1])
-    for layer in model.layers:
-        value = layer.attn.projections.weight.chunk(3)[2]
-        assert value.std().item() == pytest.approx((8 * len(model.layers)) ** -0.25 * WIDTH**-0.5, rel=0.1)
 
 
 def test_the_norms_of_our_own_are_norms() -> None:

@@ -41,7 +41,7 @@ def plain() -> Any:
 
 
 def test_logits_beside_a_loss_are_judged() -> None:
-    assert isograd.check(LossBeside(std=1.0)).codes == {"embedding-std"}
+    assert isograd.check(LossBeside(std=1.0)).codes == {"initial-loss"}
     assert isograd.check(LossBeside()).codes == set()
 
 
@@ -51,16 +51,6 @@ def test_logits_beside_a_loss_are_judged() -> None:
 def test_targets_are_read_by_the_loss(batch: Any) -> None:
     findings = isograd.check(LossBeside(), batch)
     assert (findings.codes, findings.missed) == (set(), ())
-
-
-class Ignoring(LossBeside):
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        return super().forward(idx)
-
-
-def test_an_input_that_no_output_reads_has_its_own_name() -> None:
-    (finding,) = isograd.check(Ignoring(), (ids(2, 9), ids(2, 9)))
-    assert (finding.code, finding.address) == ("encoder-unused", "targets")
 
 
 class Gridded(LossBeside):

@@ -128,27 +128,6 @@ def test_a_macaron_layer_may_end_in_a_norm() -> None:
     assert {found.placements[f"layers.{i}.ffn"] for i in range(4)} == {"pre+post"}
 
 
-def test_one_norm_handed_to_every_layer() -> None:
-    norm = nn.LayerNorm(WIDTH)
-    model = pre(layer=lambda **options: PreLayer(norm=lambda _: norm))
-    found = [f for f in isograd.check(model) if f.code == "layers-shared"]
-    assert [f.severity for f in found] == ["warning"] and found[0].measured == 4
-    whole = PreLayer()
-    assert "layers-shared" not in codes(started(Looped(whole)))  # all of a layer again: a Universal Transformer
-
-
-class Looped(Decoder):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__([layer], nn.LayerNorm(WIDTH))
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
-        for _ in range(4):
-            x = self.layers[0](x)
-        logits: Tensor = self.head(self.final_norm(x))
-        return logits
-
-
 class TurnedNormLayer(nn.Module):
     """An MLP-Mixer's, whose first norm is taken over the tokens, or over the features."""
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import isograd
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.intent import INTENTS, Intents
-from isograd.lint.proof.fix import diff, rewritten
 from isograd.lint.proof.task import task_of
 from isograd.lint.proof.trial import Edit, Program, Trial, plus, times
 from isograd.trace.anatomy import find_anatomy
@@ -125,15 +124,13 @@ def test_severity_is_what_the_proof_says() -> None:
     assert told["kind"] == "suspicion" and told["proof"]["task"] == "next token" and len(told["proof"]["gains"]) == 3
 
 
-def test_the_line_and_the_change_in_it() -> None:
+def test_the_line_of_a_finding() -> None:
     torch.manual_seed(0)
     (found,) = [one for one in isograd.check(pre(3, layer=Replacing)) if one.code == "shortcut-missing"]
     source = found.source
     assert source is not None and source.text == "return self.ffn(self.ffn_norm(x))"
     start, end = source.columns
     assert source.text[start:end] == "self.ffn(self.ffn_norm(x))" and Path(source.file) == Path(__file__)
-    assert rewritten(found) == "        return x + self.ffn(self.ffn_norm(x))\n"
-    assert "+        return x + self.ffn(self.ffn_norm(x))" in diff([found], Path.cwd())
     assert any("^" in line for line in source.shown(Path.cwd()))
 
 

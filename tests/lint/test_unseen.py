@@ -18,7 +18,6 @@ from tests.lint.faults.plain import (
     Decoder,
     PreLayer,
     join,
-    post,
     pre,
     split,
     started,
@@ -106,34 +105,6 @@ class Nested(PreLayer):
 
 def test_a_shortcut_around_a_stage_is_none_of_these() -> None:
     assert "shortcut-missing" not in checked(layers_of(Nested)).codes
-
-
-def test_a_feed_forward_that_was_built_before_the_loop() -> None:
-    model = pre(4)
-    for layer in model.layers[1:]:
-        layer.ffn = model.layers[0].ffn
-    findings = checked(model)
-    assert serious(findings) == ["layers-shared"] and not findings.errors
-
-
-class BiasedLayer(PreLayer):
-    """Scores plus a table of relative positions that all layers share, as T5's."""
-
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.table = table
-
-    def forward(self, x: Tensor) -> Tensor:
-        time, y = torch.arange(x.shape[1]), self.attn_norm(x)
-        bias = self.table((time[:, None] - time).clamp(0, 15)).permute(2, 0, 1).masked_fill(time[:, None] < time, -1e9)
-        q, k, v = (split(p(y)) for p in (self.attn.query, self.attn.key, self.attn.value))
-        x = x + self.attn.out(join(F.scaled_dot_product_attention(q, k, v, attn_mask=bias)))
-        return x + self.ffn(self.ffn_norm(x))
-
-
-def test_a_table_of_relative_positions_may_be_shared() -> None:
-    table = nn.Embedding(16, HEADS)
-    assert "layers-shared" not in checked(layers_of(lambda: BiasedLayer(table))).codes
 
 
 class Normalized(nn.Linear):
@@ -393,26 +364,6 @@ def test_a_cross_attention_with_the_mask_of_the_target(wrong: bool) -> None:
     assert ("padding-leaks" in findings.codes) == wrong, str(findings)
 
 
-class DeepLayer(PreLayer):
-    """norm(2 x + f(x))."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attn_norm(2 * x + self.attn(x))
-        return self.ffn_norm(2 * x + self.ffn(x))
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_deepnorms_beta_at_queries_and_keys(right: bool) -> None:
-    torch.manual_seed(0)
-    model = post(8, layer=DeepLayer)
-    for layer in model.layers:
-        attn: Any = layer.attn
-        scaled = {attn.value, attn.out, *layer.ffn.children()} if right else {attn.query, attn.key}  # type: ignore[union-attr]
-        for matrix in (m for m in layer.modules() if isinstance(m, nn.Linear)):
-            nn.init.xavier_normal_(matrix.weight, gain=64**-0.25 if matrix in scaled else 1.0)
-    assert ("init-value-unscaled" in checked(model).codes) != right
-
-
 class Ranked(Decoder):
     """Two sequences in, scores of both out, as a recommender is trained."""
 
@@ -530,63 +481,6 @@ def test_a_mask_of_padding_the_wrong_way_round_hides_whole_sequences(turned: boo
     seen = (padding if turned else ~padding)[:, None, :].expand(-1, 10, -1)
     findings = isograd.check(model, (torch.randint(VOCABULARY, (2, 10)), seen))
     assert ("mask-blocks-self" in findings.codes) == turned, str(findings)
-
-
-class Window(nn.Module):
-    """A window of 3 x 3 patches with a table of relative places, 25 rows; (dy, dx) as a row of it, or their sum."""
-
-    def __init__(self, *, right: bool) -> None:
-        super().__init__()
-        self.patches, self.norm, self.head = nn.Linear(12, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)
-        self.layers = nn.ModuleList(PreLayer() for _ in range(2))
-        self.tables = nn.ParameterList(torch.randn(25, HEADS) * 0.02 for _ in range(2))
-        places = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-        apart = places[:, None] - places + 2
-        self.register_buffer("rows", apart[..., 0] * (5 if right else 1) + apart[..., 1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x)
-        for layer, table in zip(self.layers, self.tables, strict=True):
-            y, bias = layer.attn_norm(x), table[self.get_buffer("rows").flatten()].view(9, 9, HEADS).permute(2, 0, 1)
-            q, k, v = (split(p(y)) for p in (layer.attn.query, layer.attn.key, layer.attn.value))
-            x = x + layer.attn.out(join(F.scaled_dot_product_attention(q, k, v, attn_mask=bias)))
-            x = x + layer.ffn(layer.ffn_norm(x))
-        out: Tensor = self.head(self.norm(x))
-        return out
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_rows_of_relative_places_that_nothing_looks_up(right: bool) -> None:
-    torch.manual_seed(0)
-    findings = isograd.check(Window(right=right).eval(), torch.randn(2, 9, 12))
-    assert ("parameter-unused" in findings.codes) != right, str(findings)
-
-
-class Series(nn.Module):
-    """Each series of a batch on its own, (b, t, c) as (b c, t)."""
-
-    def __init__(self, *, right: bool) -> None:
-        super().__init__()
-        self.right, self.patches = right, nn.Linear(8, WIDTH)
-        self.places = nn.Parameter(torch.randn(6, WIDTH) * 0.02)
-        self.layers = nn.ModuleList(PreLayer(visible=everywhere) for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, c = x.shape
-        rows = x.transpose(1, 2).reshape(b * c, t) if self.right else x.reshape(b * c, t)
-        y = self.patches(rows.unflatten(-1, (6, 8))) + self.places
-        for layer in self.layers:
-            y = layer(y)
-        out: Tensor = self.head(self.norm(y)).mean(1).view(b, c, 4)
-        return out
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_series_that_are_taken_apart_by_a_view(right: bool) -> None:
-    torch.manual_seed(0)
-    findings = isograd.check(Series(right=right).eval(), torch.randn(2, 48, 5))
-    assert ("axes-mixed" in findings.codes) != right, str(findings)
 
 
 class Coded(nn.Module):

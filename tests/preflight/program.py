@@ -57,7 +57,11 @@ class Model(nn.Module):
         x = self.embed(ids) + self.places.weight[: ids.shape[1]]
         mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
         for layer in self.layers:
-            x = layer(x, src_mask=torch.zeros_like(mask) if self.fault == "unmasked" else mask, is_causal=self.fault != "unmasked")
+            x = layer(
+                x,
+                src_mask=torch.zeros_like(mask) if self.fault == "unmasked" else mask,
+                is_causal=self.fault != "unmasked",
+            )
         return self.head(self.norm(x.detach() if self.fault == "gradient-missing" else x))
 
 
@@ -154,7 +158,11 @@ def program(fault: str = "", *, accumulate: int = 1, own_step: bool = True) -> d
             schedule.step()
 
     def save(path: str) -> None:
-        state = {"model": model.state_dict(), "schedule": schedule.state_dict(), "scaler": scaler and scaler.state_dict()}
+        state = {
+            "model": model.state_dict(),
+            "schedule": schedule.state_dict(),
+            "scaler": scaler and scaler.state_dict(),
+        }
         if fault != "resume-loses":
             state["optimizer"] = first.state_dict()
         torch.save(state, path)

@@ -7,12 +7,13 @@ from isograd.lint.step import Preflight
 from tests.preflight.program import program
 
 FAULTS = [
-    "loss-shifted", "target-leaks", "padding-scored", "loss-of-probabilities", "same-rows", "same-batch", "epochs-alike",
-    "targets-constant", "batch-without-targets", "eval-mode", "gradients-add-up", "gradients-lost", "clip-after-step",
-    "gradient-missing", "optimizer-of-another-model", "optimizer-lacks-parameters", "parameter-held-twice", "muon-groups",
-    "eps-large", "betas-swapped", "lr-high", "lr-zero", "weight-decay-high", "schedule-ends-early", "warmup-too-long",
-    "schedule-too-long", "schedule-not-stepped", "updates-rounded", "clip-before-unscale", "scaler-bypassed",
-    "scaler-not-updated", "scaler-missing", "resume-loses", "resume-fails",
+    "loss-shifted", "target-leaks", "padding-scored", "loss-of-probabilities", "same-rows", "same-batch",
+    "epochs-alike", "targets-constant", "batch-without-targets", "eval-mode", "gradients-add-up",
+    "gradients-lost", "clip-after-step", "gradient-missing", "optimizer-of-another-model",
+    "optimizer-lacks-parameters", "parameter-held-twice", "muon-groups", "eps-large", "betas-swapped",
+    "lr-high", "lr-zero", "weight-decay-high", "schedule-ends-early", "warmup-too-long", "schedule-too-long",
+    "schedule-not-stepped", "updates-rounded", "clip-before-unscale", "scaler-bypassed", "scaler-not-updated",
+    "scaler-missing", "resume-loses", "resume-fails",
 ]  # fmt: skip
 IN_PARTS = ["accumulation-undivided", "step-each-part", "schedule-per-batch"]
 

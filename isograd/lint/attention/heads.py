@@ -1,16 +1,15 @@
 """How projections reach the scores: the split into heads, the groups of shared keys, and the scale."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from isograd.errors import many
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
-from isograd.lint.proof.trial import Edit, Made, times
+from isograd.lint.proof.trial import Edit, times
 from isograd.lint.rules import READ, Phase, rule
 from isograd.trace.dataflow import bare
 
@@ -25,44 +24,14 @@ def split(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         attention, what = found[0]
         yield Finding(
-            code="heads-mixed",
-            severity="error",
             address=attention.address,
             measured=float(len(found)),
             message=f"each head of the {what} mixes features of different positions: a view without a transpose"
             f" has swapped the axes of heads and positions ({many(len(found), 'attention')})",
             remedy="split with x.view(B, T, H, D).transpose(1, 2), not x.view(B, H, T, D); join with"
             " y.transpose(1, 2).reshape(B, T, H * D)",
-            edit=_split_edit([a for a, _ in found]),
+            at=attention.query,
         )
-
-
-def _split_edit(attentions: list[MeasuredAttention]) -> Edit | None:
-    """Queries, keys and values split by a transpose, and joined by one."""
-    values: dict[int, Made] = {}
-    for a in attentions:
-        for value in {a.query, a.key, a.value}:
-            product = a.projection(value)
-            if a.trace[value].ndim == 4 and product is not None and a.trace[product].numel() == a.trace[value].numel():
-                values[value] = _split(product)
-        if a.mixture is not None and a.trace[a.mixture].ndim == 4:
-            for operation in a.dataflow.between(a.mixture, _joined(a, a.mixture)):
-                if a.dataflow.is_product(operation):
-                    values[a.dataflow.data(operation)[0]] = _join(a.mixture)
-                    break
-    return Edit(says="heads split and joined by a transpose", values=values) if values else None
-
-
-def _split(product: int) -> Made:
-    def made(x: Tensor, of: Callable[[int], Tensor]) -> Tensor:
-        b, h, t, d = x.shape
-        return of(product).reshape(b, t, h, d).transpose(1, 2)
-
-    return made
-
-
-def _join(mixture: int) -> Made:
-    return lambda x, of: of(mixture).transpose(1, 2).reshape(x.shape)
 
 
 def _mixed(attention: MeasuredAttention) -> str | None:
@@ -119,7 +88,6 @@ def scale(checked: CheckedModel) -> Iterator[Finding]:
         attention, factor, why = odd[0]
         width = attention.width
         yield Finding(
-            code="attention-scale",
             severity="error" if factor * math.sqrt(width) > 1.5 else "warning",
             address=attention.address,
             measured=factor * math.sqrt(width),
@@ -142,8 +110,6 @@ def flat(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         attention, bound = found[0]
         yield Finding(
-            code="attention-flat",
-            severity="error",
             address=attention.address,
             measured=bound,
             message=f"projections a thousand times as large give scores of {bound:.2g} at most: queries and keys are"
@@ -159,20 +125,13 @@ def _bound(attention: MeasuredAttention) -> float | None:
     """The largest |score| where the projections of queries and keys are a thousand times as large; None where a
     trained number scales them, or where they are not the same then.
     """
-    trace, dataflow = attention.trace, attention.dataflow
-    sides = [attention.projection(value) for value in (attention.query, attention.key)]
+    trace, dataflow, ends = attention.trace, attention.dataflow, (attention.query, attention.key)
+    sides = [attention.projection(value) for value in ends]
     if any(side is None for side in sides) or (attention.scores is None and not attention.fused):
         return None
-    trained = [
-        o
-        for side, value in zip(sides, (attention.query, attention.key), strict=True)
-        if side is not None
-        for o in dataflow.between(side, value)
-        if dataflow.weights(o)
-    ]
-    if attention.scores is not None:
-        trained += [o for o in dataflow.between(attention.scores, attention.operation.reads[0]) if dataflow.weights(o)]
-    if trained:
+    ways = [*zip(sides, ends, strict=True), (attention.scores, attention.operation.reads[0])]
+    trained = [o for start, end in ways if start is not None for o in dataflow.between(start, end)]
+    if any(dataflow.weights(o) for o in trained):
         return None
     draw = torch.Generator().manual_seed(0)
     sizes = []
@@ -268,7 +227,8 @@ def _mistake(checked: CheckedModel, attention: MeasuredAttention, factor: float)
     if any(_near(factor, known) for known in legal):
         return None
     if _near(factor, 1 / width):
-        return "it is divided by sqrt(d) twice" if _twice(attention) else None  # once by d: muP
+        halves = _near(_of_scores(attention) or 0.0, width**-0.5)
+        return "it is divided by sqrt(d) twice" if halves else None  # once by d: muP
     if _near(factor, 1.0):
         return None if _folded(checked, attention) else "there is no scale"
     if _near(factor, stream**-0.5):
@@ -280,12 +240,6 @@ def _mistake(checked: CheckedModel, attention: MeasuredAttention, factor: float)
 
 def _near(a: float, b: float) -> bool:
     return abs(a - b) <= NEAR * abs(b)
-
-
-def _twice(attention: MeasuredAttention) -> bool:
-    """Whether 1/d is made of two factors of 1/sqrt(d)."""
-    of_scores = _of_scores(attention)
-    return of_scores is not None and _near(of_scores, attention.width**-0.5)
 
 
 def _folded(checked: CheckedModel, attention: MeasuredAttention) -> bool:

@@ -12,7 +12,6 @@ from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.intent import declares_causal
-from isograd.lint.proof.trial import Edit, Made
 from isograd.lint.rules import READ, Phase, rule
 from isograd.trace.dataflow import bare
 
@@ -25,12 +24,11 @@ class Seen:
     """What one attention sees, over all its heads.
 
     Attributes:
-        view: "left" is causal, "prefix" but for a first part that sees all of itself, or for chunks; "ahead" sees all before and a few
-            places ahead; "not-itself" hides itself.
+        view: "left" is causal, "prefix" but for a first part that sees all of itself, or for chunks;
+            "ahead" sees all before and a few places ahead; "not-itself" hides itself.
         ahead: of how many pairs (query, later key) the query sees the key, as a part of all.
         furthest: how many places ahead it sees at most.
         heads: how many heads see ahead, of how many.
-        weakly: the largest weight of a later key, where all of them are small: a mask that is too weak; else None.
     """
 
     attention: MeasuredAttention
@@ -38,7 +36,6 @@ class Seen:
     ahead: float
     furthest: int
     heads: tuple[int, int]
-    weakly: float | None
 
 
 def seen_by(attention: MeasuredAttention) -> Seen | None:
@@ -57,7 +54,6 @@ def seen_by(attention: MeasuredAttention) -> Seen | None:
         ahead=(every & later).sum().item() / later.sum().item(),
         furthest=int((distances[:, 1] - distances[:, 0]).max()) if len(distances) else 0,
         heads=(int(leaking.sum()), len(leaking)),
-        weakly=_weakness(attention.weights, later),
     )
 
 
@@ -115,14 +111,6 @@ def in_chunks(every: Tensor) -> bool:
     return whole and 0 < steps < len(every) - 1
 
 
-def _weakness(weights: Tensor | None, later: Tensor) -> float | None:
-    """The largest weight of a later key where it is small beside those of earlier ones."""
-    if weights is None or not weights[:, later].any():
-        return None
-    largest = weights[:, later].max().item()
-    return largest if largest < 0.1 * weights[:, later.T].mean().item() else None
-
-
 @rule(Phase.HEADS, "softmax-axis", hides=(*READ, "output-not-finite", "initial-loss"))
 def axis(checked: CheckedModel) -> Iterator[Finding]:
     """A softmax whose weights do not sum to one over the keys that a query mixes."""
@@ -132,24 +120,13 @@ def axis(checked: CheckedModel) -> Iterator[Finding]:
         dims = attention.trace[attention.operation.reads[0]].ndim
         given = next((x for x in attention.operation.args[1:] if isinstance(x, int)), -1)
         yield Finding(
-            code="softmax-axis",
-            severity="error",
             address=attention.address,
             measured=total,
             message=f"the attention weights of a query sum to {total:.3g} instead of 1: the softmax runs over"
             f" axis {given % dims} of {dims}, not over the keys ({many(len(found), 'attention')})",
             remedy="take the softmax over the axis of the keys, dim=-1 of scores (..., queries, keys)",
-            edit=Edit(
-                says="the softmax over the keys",
-                values={a.operation.makes[0]: _over_keys(a) for a, _ in found if a.keys_axis is not None},
-            ),
+            at=attention.operation.makes[0],
         )
-
-
-def _over_keys(attention: MeasuredAttention) -> Made:
-    scores, axis = attention.operation.reads[0], attention.keys_axis
-    assert axis is not None
-    return lambda x, of: of(scores).softmax(axis)
 
 
 def _total(attention: MeasuredAttention) -> float | None:
@@ -183,8 +160,6 @@ def after(checked: CheckedModel) -> Iterator[Finding]:
     if found:
         attention, least = found[0]
         yield Finding(
-            code="mask-after-softmax",
-            severity="error",
             address=attention.address,
             measured=least,
             message="the mask is applied after the softmax: the attention weights of a query sum to only"
@@ -216,8 +191,6 @@ def blank(checked: CheckedModel) -> Iterator[Finding]:
     found = [(a, share) for a, share in found if share and not _passes(a)]
     if found:
         yield Finding(
-            code="mask-blocks-self",
-            severity="error",
             address=found[0][0].address,
             measured=found[0][1],
             message=f"in {found[0][1]:.0%} of the sequences every position is masked, itself included: the mask"
@@ -289,31 +262,25 @@ def _of_stack(checked: CheckedModel, own: list[Seen]) -> Iterator[Finding]:
     author = declares_causal(checked, own[0].attention.sublayer.stack)
     says = f"{len(causal)} of {len(own)} attentions of the stack are causal" if causal else author
     if both and says and (2 * len(causal) >= len(own) or author):
-        yield _finding("future-leaks", both, own, f"{_how(both[0])}, but {says}", _unmask(both[0]))
+        yield _finding("future-leaks", both, own, f"{_how(both[0])}, but {says}", UNMASK)
 
 
 def _how(seen: Seen) -> str:
     leaking, heads = seen.heads
-    if seen.weakly is not None:
-        return f"the mask only lowers the weight of later positions, to {seen.weakly:.2g}"
     some = f"{leaking} of {heads} heads attend" if leaking < heads else "each position attends"
     return f"{some} to later positions ({seen.ahead:.0%} of them)"
 
 
-def _unmask(seen: Seen) -> str:
-    if seen.weakly is not None:
-        return 'fill masked scores with float("-inf") before the softmax'
-    return (
-        "hide the keys after the query: is_causal=True in F.scaled_dot_product_attention, or"
-        ' scores.masked_fill(torch.ones(T, T).triu(1).bool(), float("-inf")) before the softmax'
-    )
+UNMASK = (
+    "hide the keys after the query: is_causal=True in F.scaled_dot_product_attention, or"
+    ' scores.masked_fill(torch.ones(T, T).triu(1).bool(), float("-inf")) before the softmax'
+)
 
 
 def _finding(code: str, found: list[Seen], own: list[Seen], message: str, remedy: str) -> Finding:
     where = "in all layers" if len(found) == len(own) else f"in {len(found)} of {len(own)} attentions"
     return Finding(
         code=code,
-        severity="error",
         address=found[0].attention.address,
         measured=found[0].ahead,
         message=f"{message} ({where})",

@@ -1,8 +1,7 @@
 """Whether the order of tokens counts, and what rotary positions turn."""
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.intent import declares_causal
-from isograd.lint.proof.trial import Edit
 from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import LAYOUT, SCALING, bare, different
 from isograd.trace.record import Operation
@@ -46,25 +44,13 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     if not checked.takes_ids and (unused is None or unused[0] not in checked.parameters):
         return
     yield Finding(
-        code="positions-missing",
-        severity="error",
         address=unused[0] if unused else "",
         measured=float(len(attentions)),
         message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"
         " equal tokens have equal vectors" + (f"; {unused[1]}" if unused else ""),
         remedy="x = tokens(ids) + positions(torch.arange(T)), or rotate queries and keys by their position",
-        edit=Edit(says="positions added to the tokens", values={checked.token_stacks[0].first: _with_waves})
-        if checked.token_stacks
-        else None,
+        at=checked.token_stacks[0].first if checked.token_stacks else None,
     )
-
-
-def _with_waves(x: Tensor, of: Callable[[int], Tensor]) -> Tensor:
-    """x (batch, time, d) plus sines and cosines of its places, as large as x."""
-    time, width = x.shape[-2:]
-    angles = torch.arange(time)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
-    waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]
-    return x + waves.to(x) * x.detach().square().mean().sqrt()
 
 
 def _can_vary(checked: CheckedModel) -> bool:
@@ -172,8 +158,7 @@ def pictures(checked: CheckedModel) -> Iterator[Finding]:
     if len(named) != 1 or not maps or not checked.attentions or checked.intents.says("set"):
         return
     x = named[maps[0]]
-    outputs = checked.outputs({maps[0]: x} if isinstance(checked.inputs, dict) else (x,))
-    blind = []
+    outputs, blind = checked.outputs(checked.inputs), []
     for axis, what in ((2, "rows"), (3, "columns")):
         turned = x.roll(x.shape[axis] // 2, axis)
         moved = checked.outputs({maps[0]: turned} if isinstance(checked.inputs, dict) else (turned,))
@@ -182,7 +167,6 @@ def pictures(checked: CheckedModel) -> Iterator[Finding]:
             blind.append(what)
     if blind:
         yield Finding(
-            code="positions-missing",
             severity="error" if len(blind) == 1 or checked.intents.says("ordered") else "info",  # windows may be so
             address="",
             measured=float(len(blind)),
@@ -192,58 +176,38 @@ def pictures(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turned:
-    """Whether queries, keys and values of one attention differ by position; None where that is unknown."""
-
-    attention: MeasuredAttention
-    query: bool | None
-    key: bool | None
-    value: bool | None
-
-
 @rule(Phase.POSITIONS, "rotary-wrong", hides=("positions-missing",))
 def rotary(checked: CheckedModel) -> Iterator[Finding]:
     """Rotations by position: of queries and keys alike, in every layer, and not of values."""
-    sides = [
-        Turned(attention=a, query=turns(a, a.query), key=turns(a, a.key), value=turns(a, a.value))
-        for a in checked.attentions
-        if a.sublayer.kind == "attn"
-    ]
-    sides = [t for t in sides if not (t.value and turns_back(t.attention))]
-    both = [t.attention for t in sides if t.query and t.key]
-    for what, found in (
-        ("values are rotated by position too", [t.attention for t in sides if t.value and t.query and t.key]),
+    own = [a for a in checked.attentions if a.sublayer.kind == "attn"]
+    sides = [(a, [turns(a, value) for value in (a.query, a.key, a.value)]) for a in own]
+    sides = [(a, turned) for a, turned in sides if not (turned[2] and turns_back(a))]
+
+    def those(*wanted: bool) -> list[MeasuredAttention]:
+        """Attentions whose queries, keys and, where it is given, values differ by position, or do not."""
+        return [a for a, turned in sides if turned[: len(wanted)] == [*wanted]]
+
+    both, still = those(True, True), those(False, False)
+    once = "apply the same rotation to q and k, after the split into heads, and none to v"
+    for found, what, remedy in (
+        (those(True, True, True), "values are rotated by position too", once),
+        (those(True, False), "queries are rotated by position, and keys are not", once),
+        (those(False, True), "keys are rotated by position, and queries are not", once),
         (
-            "queries are rotated by position, and keys are not",
-            [t.attention for t in sides if t.query and t.key is False],
-        ),
-        (
-            "keys are rotated by position, and queries are not",
-            [t.attention for t in sides if t.key and t.query is False],
+            [a for a in still if _meets_a_table(a)],
+            "queries and keys are rotated alike at every position: the angles go along another axis, as that of heads",
+            "rotate along the axis of positions: angles of (T, D) fit q of (B, H, T, D), not of (B, T, H, D)",
         ),
     ):
         if found:
-            yield _finding(found, what, "apply the same rotation to q and k, after the split into heads, and none to v")
+            yield _finding(found, what, remedy)
             return
-    flat = [t.attention for t in sides if t.query is False and t.key is False and _meets_a_table(t.attention)]
-    if flat:
-        what = (
-            "queries and keys are rotated alike at every position: the angles go along another axis, as that of heads"
-        )
-        yield _finding(
-            flat,
-            what,
-            "rotate along the axis of positions: angles of (T, D) fit q of (B, H, T, D), not of (B, T, H, D)",
-        )
-        return
     asked = checked.takes_ids and _one_by_one(checked)
     odd = [(a, why) for a in both if (why := _not_relative(a)) is not None] if asked else []
     if odd:
         remedy = "rotate q and k by one function, of pairs that are laid out alike"
         yield _finding([a for a, _ in odd], odd[0][1], remedy)
-    still = [t.attention for t in sides if t.query is False and t.key is False]
-    if both and still and len(still) * 2 < len(sides) and not _regular(checked, [t.attention for t in sides], still):
+    if both and still and len(still) * 2 < len(sides) and not _regular(checked, [a for a, _ in sides], still):
         where = f"{len(both)} of {len(sides)} attentions rotate queries and keys by position, and this one does not"
         yield _finding(still, where, "rotate q and k in every layer")
 
@@ -274,7 +238,6 @@ def _has_rows(table: Tensor) -> bool:
 def _finding(found: list[MeasuredAttention], what: str, remedy: str) -> Finding:
     return Finding(
         code="rotary-wrong",
-        severity="error",
         address=found[0].address,
         measured=float(len(found)),
         message=f"{what} ({many(len(found), 'attention')})",

@@ -32,15 +32,10 @@ class Equation:
     """The plain stream: x <- post(skip * x + scale * out(u)). Others override `open`, `read`, `write`, `close`.
 
     Attributes:
-        means: what each weight is, by its name in a sublayer or at the ends.
+        means: what each weight of a class of one's own is, by its name in a sublayer or at the ends; ours: weights.csv.
     """
 
-    means: ClassVar[dict[str, str]] = {
-        "combine.skip.weight": "on x",
-        "combine.scale.weight": "on the branch; of what its parameter is a function, `isograd show` says",
-        **{f"{norm}.{one}": of for norm, of in (("post", "norm on the sum"), ("out", "norm on what the branch wrote"))
-           for one in ("weight", "bias")},
-    }  # fmt: skip
+    means: ClassVar[dict[str, str]] = {}
 
     def __init__(
         self,
@@ -126,6 +121,9 @@ class OfTheLayer(Equation):
     def open(self, x: Tensor) -> Any:
         return x, x
 
+    def read(self, state: Any, k: int) -> Tensor:
+        return self.close(state)
+
     def close(self, state: Any) -> Tensor:
         x: Tensor = state[0]
         return x
@@ -135,17 +133,10 @@ class OfTheLayer(Equation):
 
 
 class ParallelEquation(OfTheLayer):
-    means: ClassVar[dict[str, str]] = {
-        f"stream.norm.{one}": "norm on the layer's input, which all its branches read" for one in ("weight", "bias")
-    }
-
-    def entry(self, state: Any, k: int) -> Tensor:
+    def read(self, state: Any, k: int) -> Tensor:
         first = k - k % (self.every[0].slots // self.every[0].layers)
         x: Tensor = state[0] if self.begins(k) or self.has("sequential") else state[1]
         return self.norm(f"parts.{first}.stream.norm", Norm() if self.stream.shared_norm else None, x)
-
-    def read(self, state: Any, k: int) -> Tensor:
-        return self.entry(state, k)
 
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         x, entry = state
@@ -153,10 +144,6 @@ class ParallelEquation(OfTheLayer):
 
 
 class LayerSkipEquation(OfTheLayer):
-    def read(self, state: Any, k: int) -> Tensor:
-        x: Tensor = state[0]
-        return x
-
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         x, entry = state
         site = self.every[k]
@@ -168,13 +155,6 @@ class LayerSkipEquation(OfTheLayer):
 
 
 class TwoStreamsEquation(Equation):
-    means: ClassVar[dict[str, str]] = {
-        f"{norm}.{one}": of
-        for norm, of in (("stream.norm", "norm(Q) of a read"), ("ends.norm", "norm(Q) of the end"),
-                         ("ends.norm_post", "norm that P opens with"))
-        for one in ("weight", "bias")
-    }  # fmt: skip
-
     def open(self, x: Tensor) -> Any:
         return (self.norm("ends.norm_post", Norm(), x) if self.stream.form == "siamese" else x), x
 
@@ -195,14 +175,6 @@ class TwoStreamsEquation(Equation):
 
 class HyperEquation(Equation):
     """State: a list of n copies."""
-
-    means: ClassVar[dict[str, str]] = {
-        "stream.alpha": "A (n, n + 1): reads sum_j A_j0 S_j, mixes S_i <- sum_j A_j(i+1) S_j",
-        "stream.beta": "B (n): S_i gets B_i u",
-        "stream.maps": "rows 0 to n: tanh(row . norm(S_j)) for A's row j; row n + 1: for B_j",
-        "stream.norm_weight": "weight of the LayerNorm of a copy, which has no bias",
-        "stream.factors": "on A's computed part, on B's",
-    }
 
     def open(self, x: Tensor) -> Any:
         return [x for _ in range(self.stream.copies)]
@@ -248,15 +220,6 @@ class HyperEquation(Equation):
 
 class ProjectedEquation(HyperEquation):
     """mHC and HY-V4: rows of one projection for r, for w, for C row by row."""
-
-    means: ClassVar[dict[str, str]] = {
-        "stream.projection": "rows: n for the read map, n for the write map, then the mix row by row (mHC)",
-        "stream.base": "added to the projected rows times their factor",
-        "stream.factors": "on the rows of the read map, of the write map, of the mix (mHC)",
-        "ends.projection": "n rows: the read map of the end",
-        "ends.base": "added to these rows times their factor",
-        "ends.factors": "on these rows",
-    }
 
     def logits(self, address: str, state: Copies, block: int, size: int, start: int) -> list[Tensor]:
         flat = torch.cat(state, dim=-1)
@@ -312,16 +275,6 @@ class ProjectedEquation(HyperEquation):
 
 
 class GatedEquation(HyperEquation):
-    means: ClassVar[dict[str, str]] = {
-        f"{where}.{name}": of
-        for where in ("stream", "ends.gated")
-        for name, of in {
-            "weight": "a row for each copy, whose norm is multiplied by 1 + weight",
-            "down": "the gate's first matrix, of the flattened normalized copies over n",
-            "up": "its second, after SiLU and before the sigmoid",
-        }.items()
-    } | {"stream.inject": "the write map's rows: 2 sigmoid(row . copies / n)"}
-
     def normed(self, address: str, state: Copies) -> Copies:
         weight = self.weights[f"{address}.weight"]
         weight = weight if self.has("weights-around-1") else 1 + weight
@@ -348,12 +301,6 @@ class GatedEquation(HyperEquation):
 
 class DepthAttentionEquation(Equation):
     """State: a list of sources."""
-
-    means: ClassVar[dict[str, str]] = {
-        f"{where}.{name}": of
-        for where in ("stream", "ends.last")
-        for name, of in {"query": "q of a_i = softmax_i(q . norm(v_i))", "weight": "weight of that norm"}.items()
-    }
 
     def open(self, x: Tensor) -> Any:
         return [x]
@@ -386,12 +333,6 @@ class DepthAttentionEquation(Equation):
 class DepthAverageEquation(OfTheLayer):
     """State (x, X_0, .., X_l)."""
 
-    means: ClassVar[dict[str, str]] = {"stream.shares": "a_l0, .., a_ll: X_l's is the last"}
-
-    def read(self, state: Any, k: int) -> Tensor:
-        x: Tensor = state[0]
-        return x
-
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         x, *left = state
         site, x = self.every[k], self.add(k, x, u)
@@ -406,8 +347,6 @@ class DepthAverageEquation(OfTheLayer):
 
 
 class FirstInputEquation(OfTheLayer):
-    means: ClassVar[dict[str, str]] = {"stream.keep.weight": "r, on x", "stream.first.weight": "z, on x_0"}
-
     def here(self, state: Any, k: int) -> Tensor:
         x, origin = state
         if not self.begins(k):
@@ -425,13 +364,6 @@ class FirstInputEquation(OfTheLayer):
 
 
 class AffineEquation(Equation):
-    means: ClassVar[dict[str, str]] = {
-        "stream.skip.weight": "r of (x + c) * r + (u + d) * g",
-        "stream.skip_offset.weight": "c",
-        "stream.scale.weight": "g",
-        "stream.scale_offset.weight": "d",
-    }
-
     def write(self, state: Any, u: Tensor, k: int) -> Any:
         r, g, c, d = (self.of(k, f"stream.{name}.weight") for name in ("skip", "scale", "skip_offset", "scale_offset"))
         return (state + c) * r + (u + d) * g

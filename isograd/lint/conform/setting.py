@@ -1,8 +1,11 @@
 """What an implementation is built for, what the suite drives, and which weights it is given."""
 
+import csv
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -12,6 +15,11 @@ from isograd.lint.conform.equations import equation_of
 from isograd.placement import CATALOGUE, Placement, get
 from isograd.placement.streams import FirstValues
 from isograd.residual import Residuals, wiring
+
+MEANINGS: dict[str, dict[str, str]] = defaultdict(dict)  # equation -> weight -> what it is
+with (Path(__file__).parent / "weights.csv").open(newline="") as file:
+    for row in csv.DictReader(file):
+        MEANINGS[row["equation"]][row["weight"]] = row["meaning"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +95,7 @@ def meanings(placement: Placement) -> dict[str, str]:
     """What each weight of a design is, by its name without the sublayer's: `stream.maps`, `ends.projection`."""
     kind = equation_of(placement.stream)
     every = reversed(kind.__mro__) if kind else ()
-    return {name: text for of in every for name, text in vars(of).get("means", {}).items()}
+    return {name: text for of in every for name, text in (MEANINGS[of.__name__] | vars(of).get("means", {})).items()}
 
 
 def design_of(name: str) -> Placement:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from isograd.errors import UserError, one_line
-from isograd.lint.conform.driven import LOOSE, Driven, difference_of, modules_of
+from isograd.lint.conform.driven import LOOSE, Driven, difference_of
 from isograd.lint.conform.equations import equation_of
 from isograd.lint.conform.setting import Make, Setting, design_of
 from isograd.lint.conform.verdict import Conformance, Row, narrowed, recognized, unknown
@@ -21,7 +21,7 @@ from isograd.placement.streams import Hyper
 from isograd.residual import wiring
 
 PARTS = {"reads": slice(0, 1), "writes and mixes": slice(1, -1), "close": slice(-1, None)}  # of the outputs
-CHECKS = (*PARTS, "gradients", "init", "meta device")
+CHECKS = (*PARTS, "gradients", "init")
 
 
 def conform(adapter: Make, design: str | Placement) -> Conformance:
@@ -74,15 +74,12 @@ class Suite(Driven):
             yield self.row(check, self.tolerance, partial(self.compared, part))
         yield self.row("gradients", 10 * self.tolerance, self.gradients)
         yield self.row("init", LOOSE, self.init)
-        yield self.row("meta device", self.tolerance, self.meta)
 
     def row(self, check: str, tolerance: float, measure: Callable[[], tuple[float, str]]) -> Row:
         if check in self.skips:
             return Row(check=check, status="skipped", found=self.skips[check])
         try:
             difference, found = measure()
-        except Skip as skip:
-            return Row(check=check, status="skipped", found=str(skip))
         except Exception as error:  # a user's code raises what it likes
             found = f"{type(error).__name__}: {one_line(error)}"
             return Row(check=check, status="failed", found=f"{self.at} raised {found}" if self.at else found)
@@ -153,46 +150,8 @@ class Suite(Driven):
             expected = torch.stack(equation.write(copies, u, k), dim=-2)
             yield difference_of(mixed, expected), f"in how sublayer {k} mixes unequal copies, as initialized"
 
-    def meta(self) -> tuple[float, str]:
-        """Built on the meta device, emptied onto the CPU, reset, loaded: what was not loaded is lost."""
-        weights = self.usual
-        here = [out.detach().cpu().double() for out in self.outputs(self.loaded(weights))]
-        if not all(out.isfinite().all() for out in here):
-            raise Skip("outputs are not finite")
-        self.at = ""
-        with torch.device("meta"):
-            made = self.make(self.setting)
-        modules = modules_of(made)
-        if not modules:
-            raise Skip("the adapter has no nn.Module in an attribute")
-        for module in modules:
-            module.to_empty(device=self.device).eval()
-            _forget(module)
-        lost = "after to_empty and load: a buffer or tensor that load does not set is lost; keep constants as numbers"
-        try:
-            made.load({name: value.to(self.device, self.dtype) for name, value in weights.items()})
-            got = self.outputs(made)
-        except Exception as error:  # a tensor that has stayed on the meta device
-            return float("inf"), f"{lost} ({type(error).__name__}: {one_line(error)})"
-        return max(map(difference_of, got, here)), lost
-
 
 def _directions(outputs: list[Tensor]) -> list[Tensor]:
     """The coefficients of a fixed linear form of all outputs."""
     draw = torch.Generator().manual_seed(1)
     return [torch.randn(out.shape, generator=draw, dtype=torch.float64) for out in outputs]
-
-
-class Skip(Exception):  # noqa: N818  (no error)
-    """A check that cannot be made here."""
-
-
-def _forget(module: nn.Module) -> None:
-    """Uninitialized memory may hold what it held: here it holds nothing that could pass."""
-    with torch.no_grad():
-        for tensor in [*module.parameters(), *module.buffers()]:
-            if tensor.is_floating_point():
-                tensor.fill_(torch.nan)
-    for inner in module.modules():
-        if callable(reset := getattr(inner, "reset_parameters", None)):
-            reset()

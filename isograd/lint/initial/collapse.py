@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from isograd.errors import many
-from isograd.lint import branches, norms, shortcuts, wiring
+from isograd.lint import branches, norms, shortcuts
 from isograd.lint.checked_model import CheckedModel, is_quantized
 from isograd.lint.findings import Finding, Severity
 from isograd.lint.rules import Phase, rule
@@ -44,7 +44,6 @@ SHARE: dict[str, tuple[float, float]] = {  # of a branch in its sum, the median 
     "admin": (0.01, 0.2),
     "deepnorm": (3e-5, 4e-3),
 }
-NAMES: dict[Function, str] = {"post-ln": "Post-LN", "admin": "ADMIN", "deepnorm": "DeepNorm"}
 ROWS: dict[str, str] = {
     "post-ln": "Post-LN",
     "post-ln, small": "Post-LN from N(0, 0.02²)",
@@ -97,7 +96,7 @@ class CollapseRule:
 
     @property
     def name(self) -> str:
-        return f"{self.layers:g} {NAMES[self.function]} layers of width {self.width:g}"
+        return f"{self.layers:g} {ROWS[self.function]} layers of width {self.width:g}"
 
     @property
     def line(self) -> str:
@@ -152,13 +151,13 @@ def collapse(checked: CheckedModel) -> Iterator[Finding]:
         if traced.function is None or not checked.at_init:
             continue
         rule = rule_of(checked, traced)
-        verdict = _verdict(rule, checked, several)
+        lr, warmup = _rate(checked)
+        verdict = _of_depth(rule, several) if lr is None else _at_rate(rule, lr, warmup, several)
         if verdict is None:
             continue
         severity, measured, message = verdict
-        unknown = severity == "info" and _rate(checked)[0] is not None
+        unknown = severity == "info" and lr is not None
         yield Finding(
-            code="collapse-predicted",
             severity=severity,
             address=traced.sublayers[0].address,
             measured=measured,
@@ -168,11 +167,6 @@ def collapse(checked: CheckedModel) -> Iterator[Finding]:
 
 
 WATCH = "watch the first steps of the run: isograd.watch(model), or isograd.WatchCallback in a Trainer"
-
-
-def _verdict(rule: CollapseRule, checked: CheckedModel, several: list[str]) -> "Prediction | None":
-    lr, warmup = _rate(checked)
-    return _of_depth(rule, several) if lr is None else _at_rate(rule, lr, warmup, several)
 
 
 def _rate(checked: CheckedModel) -> tuple[float | None, int | None]:
@@ -297,7 +291,6 @@ WIRED = (  # rules that hold for a trained model too, and whose faults keep a st
     shortcuts.missing,
     shortcuts.factors,
     shortcuts.bypassed,
-    wiring.swapped,
     branches.bent,
     norms.axis,
 )
@@ -323,7 +316,7 @@ def advice(model: nn.Module, batch: Any = None, lr: float | None = None) -> tupl
                 return f"isograd.check finds {one.code} at {one.address or 'the model'}: {one.message}", one.remedy
     for stack in checked.anatomy.stacks:
         if stack.function is not None:
-            layers = many(stack.layers, f"{NAMES[stack.function]} layer")
+            layers = many(stack.layers, f"{ROWS[stack.function]} layer")
             slower = schedule(rule_of(checked, stack), None if lr is None else lr / 2)
             return f"{layers}: each norm is on the sum of x and its branch, first at {stack.sublayers[0].address}", (
                 f"{norms_moved(checked, stack)}; or {slower}" if slower else norms_moved(checked, stack)

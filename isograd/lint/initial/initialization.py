@@ -7,7 +7,6 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel, sample
 from isograd.lint.findings import Finding
 from isograd.lint.proof.trial import Edit, drawn, scaled
@@ -66,87 +65,54 @@ def _ratios(
     return {role: max(median(of), 1e-9) for role, of in ratios.items()}
 
 
-@rule(Phase.VALUES, "weights-copied")
-def copies(checked: CheckedModel) -> Iterator[Finding]:
-    """Different matrices that begin with the same numbers: of layers that are copies, or of one layer."""
-    if not checked.at_init:
-        return
-    groups: dict[tuple[object, ...], list[str]] = {}
-    for name in dict.fromkeys(name for names in checked.by_role.values() for name in names):
-        weight = checked.parameters[name]
-        if weight.numel() >= 16 and len(weight.flatten()[:256].unique()) > 3:  # an identity is not drawn
-            groups.setdefault((weight.shape, *weight.flatten()[:32].tolist()), []).append(name)
-    alike = [g for g in groups.values() if len(g) > 1 and torch.equal(*(checked.parameters[n] for n in g[:2]))]
-    if alike:
-        copied = [n for group in alike for n in group[1:]]
-        of_layers = all(len({numbered(n) for n in group}) == 1 for group in alike)  # they part within a few steps
-        yield Finding(
-            code="weights-copied",
-            severity="info" if of_layers else "warning",
-            address=alike[0][1],
-            measured=float(len(copied)),
-            message=f"{alike[0][1]} is initialized with the numbers of {alike[0][0]}, as a copy is"
-            f" ({many(len(copied), 'matrix', 'matrices')})",
-            remedy="initialize each layer separately, after any copy (copy.deepcopy and torch's TransformerEncoder copy"
-            " layers)",
-        )
-
-
-@rule(Phase.INIT, "embedding-untied", "embedding-std")
-def embedding(checked: CheckedModel) -> Iterator[Finding]:
-    """A head that is not tied though the configuration says so; a tied table as large as an untied one may be."""
-    declared = getattr(checked.config, "tie_word_embeddings", False) is True
+@rule(Phase.INIT, "embedding-untied")
+def untied(checked: CheckedModel) -> Iterator[Finding]:
+    """A head that is not tied though the configuration says so, or that begins as a copy of the token table."""
     head = checked.head
-    if head is not None and head not in checked.tables:
-        own = checked.parameters[head]
-        alike = [
-            t for n, by_ids in checked.tables.items() if by_ids and (t := checked.parameters[n]).shape == own.shape
-        ]
-        copied = any(torch.equal(own, table) for table in alike)
-        if (declared and alike) or copied:
-            yield Finding(
-                code="embedding-untied",
-                severity="error",
-                address=head,
-                measured=min((own - table).abs().max().item() for table in alike),
-                message="the head is initialized as a copy of the token table, but they are two tensors"
-                if copied
-                else "the configuration ties the head to the token table, but they are two tensors",
-                remedy="call model.tie_weights() after replacing either, or set tie_word_embeddings=False",
-            )
-    elif head is not None and checked.at_init and _logit_factor(checked) < 1.1 and _is_loud(checked):
-        loud = _loudness(checked)
+    if head is None or head in checked.tables:
+        return
+    own = checked.parameters[head]
+    alike = [t for n, by_ids in checked.tables.items() if by_ids and (t := checked.parameters[n]).shape == own.shape]
+    copied = any(torch.equal(own, table) for table in alike)
+    if copied or (alike and getattr(checked.config, "tie_word_embeddings", False) is True):
         yield Finding(
-            code="embedding-std",
-            severity="warning",
             address=head,
-            measured=checked.std(head),
-            message=f"the tied token table has a standard deviation of {checked.std(head):.3g} at init, and the"
-            f" logits one of {loud:.3g}: the initial loss is {_first_loss(checked):.3g} nats",
-            remedy="initialize a tied table with std 1/sqrt(d) (nn.Embedding: 1) and multiply its vectors by sqrt(d)"
-            " after the lookup; or initialize it with std 0.02, as GPT-2 does, and leave its vectors as they are",
+            measured=min((own - table).abs().max().item() for table in alike),
+            message="the head is initialized as a copy of the token table, but they are two tensors"
+            if copied
+            else "the configuration ties the head to the token table, but they are two tensors",
+            remedy="call model.tie_weights() after replacing either, or set tie_word_embeddings=False",
         )
 
 
 @rule(Phase.INIT, "initial-loss")
 def first_loss(checked: CheckedModel) -> Iterator[Finding]:
-    """An initial loss far from that of equal probabilities, ln V."""
-    if checked.logits is None or not checked.at_init or "embedding-std" in checked.reported:
+    """An initial loss far from that of equal probabilities, ln V; of a tied table, logits that are no longer small."""
+    if checked.logits is None or not checked.at_init:
         return
-    classes = checked.trace[checked.logits].shape[-1]
-    loss = _first_loss(checked)
-    if classes > 1 and loss > 2 * math.log(classes) + MORE:  # logits with a temperature of their own begin with less
-        factor = _logit_factor(checked)
+    logits = checked.trace[checked.logits].double()
+    classes, loud = logits.shape[-1], logits.std(dim=-1).mean().item()
+    loss, factor = _first_loss(logits), _logit_factor(checked)
+    far = loss > 2 * math.log(classes) + MORE  # logits with a temperature of their own begin with less
+    tied = checked.head in checked.tables and factor < 1.1
+    if classes > 1 and (far or (tied and loud > LOUD)):
         grown = f", and the logits are multiplied by {factor:.3g}" if factor > 1.1 else ""
         yield Finding(
-            code="initial-loss",
             severity="warning",
             address=checked.head or "logits",
             measured=loss,
             message=f"the initial loss is {loss:.3g} nats; equal probabilities of {classes} classes give ln {classes} ="
-            f" {math.log(classes):.3g}{grown}",
-            remedy="remove the factor on the logits" if grown else "reduce the LM head's init, or normalize its input",
+            f" {math.log(classes):.3g}{grown}; the logits have a standard deviation of {loud:.3g}"
+            + (", and their table is tied" if tied else ""),
+            remedy=TIED if tied else "remove the factor on the logits" if grown else HEAD,
         )
+
+
+HEAD = "reduce the LM head's init, or normalize its input"
+TIED = (
+    "initialize a tied table with std 1/sqrt(d) (nn.Embedding: 1) and multiply its vectors by sqrt(d) after the lookup;"
+    " or initialize it with std 0.02, as GPT-2 does, and leave its vectors as they are"
+)
 
 
 @rule(Phase.POSITIONS, "positions-large", suspicions=True)
@@ -165,7 +131,6 @@ def positions(checked: CheckedModel) -> Iterator[Finding]:
         fixed = len(lengths) > 1 and bool((lengths - lengths[0]).abs().max() < 1e-3 * lengths[0])  # sines and cosines
         if usual and weight.shape[-1] == width and not fixed and checked.std(name) > DROWNS * usual:
             yield Finding(
-                code="positions-large",
                 severity="warning",
                 address=name,
                 measured=checked.std(name) / usual,
@@ -178,7 +143,7 @@ def positions(checked: CheckedModel) -> Iterator[Finding]:
 
 @rule(
     Phase.VALUES, "init-large", "init-small", hides={"init-large": ("init-std", "initial-loss",
-    "embedding-std", "gradient-cut"), "init-small": ("init-std", "gradient-zero", "parameter-unused")},
+    "gradient-cut"), "init-small": ("init-std", "gradient-zero", "parameter-unused")},
     suspicions=True,
 )  # fmt: skip
 def sizes(checked: CheckedModel) -> Iterator[Finding]:
@@ -196,7 +161,6 @@ def sizes(checked: CheckedModel) -> Iterator[Finding]:
             if found:
                 yield Finding(
                     code=f"init-{what}",
-                    severity="error",
                     address=found[0],
                     measured=grows[found[0]],
                     message=f"{role} weights begin with a standard deviation of {checked.std(found[0]):.2g}: they make"
@@ -227,7 +191,7 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
     """Weights of one role far larger than the scheme that the others follow gives; W_O and W_2 apart from one another;
     a single weight unlike those of the other layers.
     """
-    if checked.recurs or {"deepnorm-swapped", "init-large", "init-small"} & checked.reported:
+    if checked.recurs or {"init-large", "init-small"} & checked.reported:
         return
     for stack in checked.anatomy.stacks:
         names = {n for s in stack.sublayers for n in s.roles} - checked.idle_writers
@@ -245,7 +209,6 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
         for (kind, role), ratio in odd.items():
             found = [part.name for part, _ in own if (part.site.kind, part.role) == (kind, role)]
             yield Finding(
-                code="init-std",
                 severity="warning",
                 address=found[0],
                 measured=ratio,
@@ -293,51 +256,6 @@ def _single(own: Sequence[tuple[WeightPart, float]]) -> Iterator[Finding]:
             )
 
 
-@rule(Phase.INIT, "init-value-unscaled", hides=("init-std",), suspicions=True)
-def value_start(checked: CheckedModel) -> Iterator[Finding]:
-    """DeepNorm scales the init of W_V, W_O, W_1 and W_2; in a fused W_QKV the third part is easily forgotten."""
-    for stack in checked.anatomy.stacks:
-        layers = [s for s in stack.sublayers if s.placement == "deepnorm" and s.skip.value > 1 and s.attention]
-        names = {n for s in layers for n in s.roles}
-        own = [(part, std) for part, std in _drawn(checked) if part.name in names]
-        ratios = _ratios(checked, own, "xavier")
-        query, value, out = (ratios.get(("attn", role)) for role in ("query", "value", "attn_out"))
-        if value is None or out is None:
-            continue
-        first = {part.role: part.name for part, _ in reversed(own)}
-        if out < 0.9 and value > FAR * out:
-            yield Finding(
-                code="init-value-unscaled",
-                severity="error",
-                address=first["value"],
-                measured=value / out,
-                message=f"W_V has {value:.3g} of Xavier's standard deviation and W_O {out:.3g}:"
-                " DeepNorm's beta was not applied to the value part",
-                remedy="scale the rows of W_V in the fused matrix, too (beta for W_V, W_O, W_1, W_2; 1 for W_Q, W_K)",
-            )
-        if query is not None and out > 0.9 and out > FAR * query:
-            yield Finding(
-                code="init-value-unscaled",
-                severity="error",
-                address=first["query"],
-                measured=query,
-                message=f"W_Q starts with {query:.3g} of Xavier's standard deviation, W_V and W_O with {value:.3g} and"
-                f" {out:.3g}: DeepNorm's beta is applied to the wrong matrices",
-                remedy="beta for W_V, W_O, W_1, W_2; 1 for W_Q, W_K",
-            )
-
-
-def _loudness(checked: CheckedModel) -> float | None:
-    if checked.logits is None:
-        return None
-    return checked.trace[checked.logits].double().std(dim=-1).mean().item()
-
-
-def _is_loud(checked: CheckedModel) -> bool:
-    loud = _loudness(checked)
-    return loud is not None and loud > LOUD
-
-
 def _logit_factor(checked: CheckedModel) -> float:
     """What the logits are multiplied by after the head's matrix."""
     if checked.logits is None or (product := checked.dataflow.product(checked.logits)) is None:
@@ -346,11 +264,9 @@ def _logit_factor(checked: CheckedModel) -> float:
     return (checked.trace[checked.logits].double().norm() / made.norm().clamp_min(1e-30)).item()
 
 
-def _first_loss(checked: CheckedModel) -> float:
+def _first_loss(logits: Tensor) -> float:
     """Cross-entropy of the logits against labels drawn evenly, of classes that the model does not rule out itself:
     logsumexp - mean.
     """
-    assert checked.logits is not None
-    logits = checked.trace[checked.logits].double()
     possible = logits.masked_fill(logits <= RULED_OUT, math.nan)
     return (logits.logsumexp(-1) - possible.nanmean(-1)).mean().item()

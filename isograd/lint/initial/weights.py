@@ -1,12 +1,10 @@
-"""Rules about single matrices as they begin: zero, constant, off centre, damaged in part, copied, shared, unread."""
+"""Rules about single matrices as they begin: zero, constant, off centre, damaged in part, shared."""
 
-import inspect
-import re
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
@@ -14,8 +12,7 @@ from isograd.lint.findings import Finding
 from isograd.lint.intent import says_shared
 from isograd.lint.proof.trial import Edit, drawn
 from isograd.lint.rules import RUN, Phase, rule
-from isograd.lint.wiring import waits, waits_for
-from isograd.trace.dataflow import LAYOUT, SCALING, bare, common_address, numbered
+from isograd.trace.dataflow import LAYOUT, SCALING, bare, numbered
 from isograd.trace.record import anything
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
@@ -25,7 +22,7 @@ SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
 
 @rule(
     Phase.VALUES, "weights-zero", hides=(Phase.INIT, Phase.WIRING, "embedding-untied", "weights-constant",
-    "weights-partial", "weights-copied", "positions-missing", "encoder-unused", "gradient-zero"),
+    "weights-partial", "positions-missing", "encoder-unused", "gradient-zero"),
 )  # fmt: skip
 def zero(checked: CheckedModel) -> Iterator[Finding]:
     """Whole matrices of zeros where no published init has them."""
@@ -49,9 +46,7 @@ def zero(checked: CheckedModel) -> Iterator[Finding]:
         name, what = found[0]
         meant = not any(anything(checked.parameters[n]) for n in checked.parameters if numbered(n) == numbered(name))
         yield Finding(
-            code="weights-zero",
             kind="suspicion" if meant else "fact",  # zeros in every layer may be a design
-            severity="error",
             address=name,
             measured=float(len(found)),
             message=f"this {what} is all zeros ({many(len(found), 'matrix', 'matrices')})",
@@ -99,27 +94,29 @@ def _gates(checked: CheckedModel, name: str) -> bool:
 
 
 @rule(
-    Phase.VALUES, "weights-constant", hides=(Phase.INIT, "weights-mean", "weights-partial", "weights-copied",
-    "gradient-zero"),
+    Phase.VALUES, "weights-constant", "weights-mean", "weights-partial", hides={"weights-constant": (Phase.INIT,
+    "weights-mean", "weights-partial", "gradient-zero"), "weights-mean": (Phase.INIT, "init-large", "init-small",
+    "gradient-zero"), "weights-partial": ("init-std",)},
 )  # fmt: skip
-def constant(checked: CheckedModel) -> Iterator[Finding]:
-    """Matrices whose rows, or columns, are all the same."""
-    if not checked.at_init:
-        return
-    mine = [n for n in _matrices(checked) if n in checked.applied or n in checked.tables]  # no rates of a recurrence
-    found = [(n, what) for n in mine if (what := _constant(checked.parameters[n])) is not None]
-    if found:
-        name, what = found[0]
-        yield Finding(
-            code="weights-constant",
-            severity="error",
-            address=name,
-            measured=float(len(found)),
-            message=f"{what} of this matrix are equal: its units compute the same and get the same gradient"
-            f" ({many(len(found), 'matrix', 'matrices')})",
-            remedy="draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_",
-            edit=_redrawn(checked, [n for n, _ in found]),
-        )
+def undrawn(checked: CheckedModel) -> Iterator[Finding]:
+    """Matrices that are not drawn at random around 0: constant, off centre, or in part zero or copies."""
+    for code, (look, remedy) in LOOKS.items() if checked.at_init else ():
+        found = [(n, what) for n in _matrices(checked) if (what := look(checked, n)) is not None]
+        if found:
+            name, what = found[0]
+            yield Finding(
+                code=code,
+                address=name,
+                measured=float(len(found)),
+                message=f"{what} ({many(len(found), 'matrix', 'matrices')})",
+                remedy=remedy,
+                edit=_redrawn(checked, [n for n, _ in found]),
+            )
+
+
+def _is_constant(checked: CheckedModel, name: str) -> str | None:
+    lines = _constant(checked.parameters[name]) if name in checked.applied or name in checked.tables else None
+    return lines and f"{lines} of this matrix are equal: its units compute the same and get the same gradient"
 
 
 def _constant(weight: Tensor) -> str | None:
@@ -132,52 +129,13 @@ def _constant(weight: Tensor) -> str | None:
     return "all columns" if torch.equal(flat, flat[:, :1].expand_as(flat)) else None
 
 
-@rule(
-    Phase.VALUES, "weights-mean", hides=(Phase.INIT, "init-large", "init-small", "gradient-zero"),
-)  # fmt: skip
-def centre(checked: CheckedModel) -> Iterator[Finding]:
-    """Matrices that are not drawn around 0."""
-    if not checked.at_init:
-        return
-    drawn_ones = [n for n in _matrices(checked) if n in checked.applied]  # no table of sines, no logarithm of a rate
-    found = [(n, ratio) for n in drawn_ones if (ratio := _sideways(checked.parameters[n])) > SIDEWAYS]
-    if found:
-        name, ratio = found[0]
-        yield Finding(
-            code="weights-mean",
-            severity="error",
-            address=name,
-            measured=ratio,
-            message=f"the mean of this matrix is {ratio:.2g} times its standard deviation; an init has mean 0"
-            f" ({many(len(found), 'matrix', 'matrices')})",
-            remedy="torch.randn instead of torch.rand; nn.init.uniform_(weight, -a, a), not uniform_(weight, 0, a)",
-            edit=_redrawn(checked, [n for n, _ in found]),
-        )
-
-
-def _sideways(weight: Tensor) -> float:
-    flat = weight.float()
-    std = flat.std().item()
-    return abs(flat.mean().item()) / std if std > 0 and flat.numel() >= 64 else 0.0
-
-
-@rule(Phase.VALUES, "weights-partial", hides=("init-std", "weights-copied"))
-def partial(checked: CheckedModel) -> Iterator[Finding]:
-    """Rows, columns, heads or parts of a matrix that are zero or equal to others."""
-    if not checked.at_init:
-        return
-    found = [(n, what) for n in _matrices(checked) if (what := _damage(checked, n)) is not None]
-    if found:
-        name, what = found[0]
-        yield Finding(
-            code="weights-partial",
-            severity="error",
-            address=name,
-            measured=float(len(found)),
-            message=f"{what} ({many(len(found), 'matrix', 'matrices')})",
-            remedy="initialize the whole matrix; of a fused one, each part separately",
-            edit=_redrawn(checked, [n for n, _ in found]),
-        )
+def _sideways(checked: CheckedModel, name: str) -> str | None:
+    """Of what a product applies: no table of sines, no logarithm of a rate."""
+    flat = checked.parameters[name].float()
+    ratio = (flat.mean().abs() / flat.std()).item() if name in checked.applied and flat.numel() >= 64 else 0.0
+    if not SIDEWAYS < ratio < math.inf:
+        return None
+    return f"the mean of this matrix is {ratio:.2g} times its standard deviation; an init has mean 0"
 
 
 def _damage(checked: CheckedModel, name: str) -> str | None:
@@ -208,41 +166,31 @@ def _distinct(lines: Tensor) -> int:
     return int((~again).sum()) + (len(torch.unique(lines[again], dim=0)) if again.any() else 0)
 
 
-@rule(Phase.REGISTERED, "layers-shared", hides=("weights-copied", "init-std"))
+LOOKS: dict[str, tuple[Callable[[CheckedModel, str], str | None], str]] = {
+    "weights-constant": (_is_constant, "draw it at random: nn.init.normal_(weight, std=0.02) or xavier_uniform_"),
+    "weights-mean": (
+        _sideways,
+        "torch.randn instead of torch.rand; nn.init.uniform_(weight, -a, a), not uniform_(weight, 0, a)",
+    ),
+    "weights-partial": (_damage, "initialize the whole matrix; of a fused one, each part separately"),
+}
+
+
+@rule(Phase.REGISTERED, "layers-shared", hides=("init-std",))
 def shared(checked: CheckedModel) -> Iterator[Finding]:
-    """One module that stands several times in a list of layers, or a part that all layers share beside their own."""
+    """One module that stands several times in a list of layers."""
     for address, module in checked.model.named_modules():
         parts = [*module] if isinstance(module, nn.ModuleList | nn.Sequential) else []
         parts = [p for p in parts if isinstance(p, nn.Module) and any(w.ndim >= 2 for w in p.parameters())]
         different = len({id(part) for part in parts})
         if different < len(parts):
             yield Finding(
-                code="layers-shared",
                 severity="info" if says_shared(checked) else "error",
                 address=address,
                 measured=float(different),
                 message=f"the {len(parts)} layers of {address or 'the model'} share {many(different, 'module')}: they"
                 " are not separate, and train as one",
                 remedy="build each layer: nn.ModuleList([Layer() for _ in range(n)]), not [Layer()] * n",
-            )
-            return
-    for stack in checked.anatomy.stacks:
-        layers: dict[str, set[int]] = {}
-        for sublayer in stack.sublayers:
-            norms = {norm.weight for slot in sublayer.norms.values() for norm in slot if norm.weight}
-            for name in (*sublayer.roles, *norms):
-                layers.setdefault(name, set()).add(sublayer.layer)
-        common = [name for name, of in layers.items() if len(of) == stack.layers > 1]
-        on_purpose = isinstance(checked.model, PreTrainedModel) or says_shared(checked)
-        if common and len(common) < len(layers) and not on_purpose:
-            yield Finding(
-                code="layers-shared",
-                severity="warning",
-                address=common_address(common).removesuffix(".weight"),
-                measured=float(stack.layers),
-                message=f"{stack.layers} layers share {many(len(common), 'parameter')}, first {common[0]}, while others"
-                " are their own",
-                remedy="build this part in each layer, not once before the loop, unless sharing is intended",
             )
             return
 
@@ -260,8 +208,6 @@ def unregistered(checked: CheckedModel) -> Iterator[Finding]:
             lost += [p for p in kept if isinstance(p, nn.Parameter) and id(p) not in known]
             if any(p.requires_grad for p in lost):
                 yield Finding(
-                    code="unregistered",
-                    severity="error",
                     address=f"{address}.{name}".lstrip("."),
                     measured=float(len(lost)),
                     message=f"{many(len(lost), 'parameter')} in a Python {type(value).__name__}: model.parameters()"
@@ -269,124 +215,6 @@ def unregistered(checked: CheckedModel) -> Iterator[Finding]:
                     remedy="nn.ModuleList(layers) instead of a list, nn.ModuleDict instead of a dict",
                 )
                 return
-
-
-@rule(Phase.GRADIENTS, "parameter-unused")
-def unread(checked: CheckedModel) -> Iterator[Finding]:
-    """Matrices of layers that no operation reads: a projection that is not called, a layer that is left out."""
-    trace = checked.trace
-    if checked.routed:
-        return
-    waiting_part = waits(checked)
-    values = {n: v for v, n in trace.names.items()}
-    read = {n for n, v in values.items() if trace.readers.get(v) and trace[v].ndim >= 2}
-    inside = {n for s in checked.anatomy.sublayers for n in s.parameters}
-    likes = {re.sub(r"\d+", "*", n) for n in inside}
-    waiting = [
-        n
-        for n, v in values.items()
-        if n not in read
-        and not (waiting_part and n.rpartition(".")[0] not in trace.ran)
-        and trace[v].ndim >= 2
-        and n.endswith("weight")
-        and not waits_for(checked, n)
-    ]
-    homes = {n.rpartition(".")[0].rpartition(".")[0] for n in inside}
-    left = [n for n in waiting if re.sub(r"\d+", "*", n) in likes]
-    beside = [n for n in waiting if n.rpartition(".")[0].rpartition(".")[0] in homes - {""}]
-    found = list(dict.fromkeys(left + beside))
-    given = {at.partition(".")[0] for at in checked.trace.inputs}
-    waiting = [n for n in waiting if not _has_options(checked.model, n)]
-    all_given = len(given) >= len(inspect.signature(checked.model.forward).parameters)
-    if not found and checked.config is None and waiting and all_given:
-        yield Finding(
-            code="parameter-unused",
-            severity="warning",
-            address=waiting[0],
-            measured=float(len(waiting)),
-            message=f"nothing reads this matrix in a forward pass ({many(len(waiting), 'matrix', 'matrices')})",
-            remedy="call its module in forward, or remove it",
-        )
-    if found:
-        what = "those of other layers are" if left else "others of its module are"
-        yield Finding(
-            code="parameter-unused",
-            severity="error",
-            address=found[0],
-            measured=float(len(found)),
-            message=f"nothing reads this matrix, though {what} read ({many(len(found), 'matrix', 'matrices')})",
-            remedy="call it: every layer in the loop of forward, each projection once; or remove it",
-        )
-
-
-@rule(Phase.REGISTERED, "parameter-unused", hides=("placement-mixed",))
-def lost(checked: CheckedModel) -> Iterator[Finding]:
-    """Matrices that are applied, though no output depends on what they make."""
-    trace = checked.trace
-    if checked.routed or waits(checked):
-        return
-    applied = {n: v for v, n in trace.names.items() if trace.readers.get(v) and trace[v].ndim >= 2}
-    dead = [n for n, v in applied.items() if v not in checked.reaching]
-    alive = {numbered(n) for n, v in applied.items() if v in checked.reaching}
-    twins = [n for n in dead if numbered(n) in alive and numbered(n) != n]
-    if twins:
-        yield Finding(
-            code="parameter-unused",
-            severity="error",
-            address=twins[0],
-            measured=float(len(twins)),
-            message="no output depends on what this matrix makes, though outputs depend on its likes in other layers"
-            f" ({many(len(twins), 'matrix', 'matrices')})",
-            remedy="hand the result of each layer to the next, x = layer(x); the last alone counts in y = layer(x)",
-        )
-    elif dead:
-        yield Finding(
-            code="parameter-unused",
-            severity="warning",
-            address=dead[0],
-            measured=float(len(dead)),
-            message=f"no output depends on what this matrix makes ({many(len(dead), 'matrix', 'matrices')}): its result"
-            " is computed and left",
-            remedy="use the result, or do not compute it",
-        )
-
-
-def _has_options(model: nn.Module, name: str) -> bool:
-    """Whether a module inside the model and around a parameter may be called with more than it was."""
-    around = name.split(".")[:-2]
-    modules = [model.get_submodule(".".join(around[: i + 1])) for i in range(len(around))]
-    forwards = [inspect.signature(m.forward).parameters for m in modules if type(m).forward is not nn.Module.forward]
-    return any(p.default is None for taken in forwards for p in taken.values())
-
-
-KEPT = re.compile(
-    r"(^|[._])(running_\w+|num_batches_tracked|position_ids|\w*mask\w*|bias|inv_freq|\w*cach\w*|step\w*)$"
-)
-
-
-@rule(Phase.GRADIENTS, "buffer-unused")
-def idle_buffer(checked: CheckedModel) -> Iterator[Finding]:
-    """Buffers of modules that run, which nothing reads in any form."""
-    if checked.config is not None or checked.large:
-        return
-    trace = checked.trace
-    for value, name in trace.buffers.items():
-        home, _, own = name.rpartition(".")
-        module = checked.model.get_submodule(home)
-        kind = type(module).__module__
-        x = trace[value]
-        filled = x.numel() > 1 and bool((x != x.flatten()[0]).any())  # not a place to write to
-        unread = not trace.readers.get(value) and filled and not KEPT.search(name)
-        if unread and (home in trace.ran or not home) and not kind.startswith(("torch.", "transformers.")):
-            yield Finding(
-                code="buffer-unused",
-                severity="warning",
-                address=name,
-                measured=float(trace[value].numel()),
-                message=f"nothing reads the buffer {own} in a forward pass, though its module runs",
-                remedy=f"use self.{own} where it was meant to act, or remove it",
-            )
-            return
 
 
 def _matrices(checked: CheckedModel) -> list[str]:

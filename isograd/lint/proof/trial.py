@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median, stdev
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -47,14 +47,12 @@ class Edit:
         values: value -> what stands in its place: a function of it and of a lookup of other values.
         readers: value -> the operations for which alone it is replaced; all where it has no entry.
         parameters: name -> what it begins with, a function of its tensor and a generator.
-        redraws: whether these are drawn anew, so that as many differ by chance as between seeds.
     """
 
     says: str
     values: Mapping[int, Made] = field(default_factory=dict)
     readers: Mapping[int, frozenset[int]] = field(default_factory=dict)
     parameters: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = field(default_factory=dict)
-    redraws: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +137,7 @@ class Trial:
         noise = (sum((a - c) ** 2 for a, c in zip(as_is, control, strict=True)) / len(SEEDS)) ** 0.5
         first = median(curve[0] for curve in (*runs[0], *runs[1]))
         learned = first - min(median(as_is), median(changed))
-        drawn_anew = stdev(as_is) if edit.redraws else 0.0  # another draw of the same init differs as well
-        least = max(MARGIN * learned, APART * noise, drawn_anew)
+        least = max(MARGIN * learned, APART * noise)
         better, worse = sum(g > least for g in gains), sum(g < -least for g in gains)
         outcome = f"with the change ({edit.says}) the loss after {steps} steps is"
         verdict: Verdict = "overturned"

@@ -32,7 +32,6 @@ def in_eval(checked: CheckedModel) -> Iterator[Finding]:
     where = next(iter(sources), None)
     what = "dropout is still on" if dropped else "random numbers are drawn"
     yield Finding(
-        code="random-in-eval",
         severity="error" if dropped else "info",  # a part of the design, as masks that are drawn
         address=where.module if where is not None else "",
         measured=gap,
@@ -59,7 +58,6 @@ def high(checked: CheckedModel) -> Iterator[Finding]:
     if rates:
         rate, where = max(rates)
         yield Finding(
-            code="dropout-high",
             severity="error" if rate >= 0.9 else "warning",
             address=where,
             measured=rate,
@@ -98,8 +96,6 @@ def output(checked: CheckedModel) -> Iterator[Finding]:
             )
             why = f"{many(empty, 'row')} of scores masked in every place" if empty else "its inputs are all finite"
             yield Finding(
-                code="output-not-finite",
-                severity="error",
                 address=operation.module,
                 measured=float(count),
                 message=f"NaN or infinite from {operation.name} on: {many(count, 'entry', 'entries')}; {why}",

@@ -4,9 +4,8 @@ A parameter whose gradient is 0 because another one begins at 0 (ReZero, a zero 
 first update. So all that have a gradient are moved a little, and the pass is repeated, before any is called stuck.
 """
 
-import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,18 +45,7 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
             remedy="train it by a loss of its own, or multiply the selected output by its score, as"
             " mixture-of-experts routers do",
         )
-    cancels = [n for n in zero if _cancels_at_first(checked, n, zero)]
-    zero = [n for n in zero if n not in cancels]
-    if cancels:
-        yield Finding(
-            code="gradient-zero",
-            severity="info",
-            address=cancels[0],
-            measured=float(len(cancels)),
-            message="it gets no gradient, unlike the same parameter in later layers: in the first layer it mixes"
-            " a value with itself, and cancels",
-            remedy="nothing is wrong; leave it out of the first layer to save a parameter",
-        )
+    zero = [n for n in zero if not _cancels_at_first(checked, n, zero)]
     if zero:
         yield _finding(checked, "gradient-zero", zero, "its gradient is exactly 0, and stays 0 after an update")
     if not none and not zero and not choosing and (wrong := _wrong_derivative(checked)) is not None:
@@ -89,8 +77,6 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
             if part and not _are_read(checked, name, still):
                 first = int(still.nonzero()[0])
                 yield Finding(
-                    code="parameter-unused",
-                    severity="error",
                     address=name,
                     measured=float(still.sum()),
                     message=f"{int(still.sum())} of {len(still)} outputs of this fused matrix, from {first} on, go"
@@ -98,30 +84,6 @@ def unread_rows(checked: CheckedModel) -> Iterator[Finding]:
                     remedy="q, k, v = qkv.chunk(3, dim=-1), and use each once",
                 )
                 return
-    yield from _unread_places(checked)
-
-
-def _unread_places(checked: CheckedModel) -> Iterator[Finding]:
-    """Rows of a table of relative places in a window, (2 w - 1)^2 of them, that no pair of its w^2 places looks up."""
-    trace, dataflow = checked.trace, checked.dataflow
-    for operation in trace.operations:
-        name = dataflow.parameter(operation.reads[0]) if operation.reads and not dataflow.data(operation) else None
-        if name is None or bare(operation) not in ("index", "index_select", "embedding") or len(operation.reads) < 2:
-            continue
-        indices, rows = trace[operation.reads[1]], trace[operation.reads[0]].shape[0]
-        places = math.isqrt(indices.numel())
-        window, distinct = math.isqrt(places), len(indices.unique())
-        if rows == (2 * window - 1) ** 2 and indices.numel() == window**4 and 1 < distinct < rows:
-            yield Finding(
-                code="parameter-unused",
-                severity="error",
-                address=name,
-                measured=float(rows - distinct),
-                message=f"{rows - distinct} of the {rows} rows of this table of relative places are never looked up:"
-                " places of one difference share a row with places of another",
-                remedy="the row of a difference (dy, dx), both from 0 on, is dy * (2 * w - 1) + dx",
-            )
-            return
 
 
 def _are_read(checked: CheckedModel, name: str, rows: Tensor) -> bool:
@@ -148,7 +110,6 @@ def frozen(checked: CheckedModel) -> Iterator[Finding]:
     still = [n for n, flag in flags.items() if not flag]
     if still and 2 * len(still) < len(flags):
         yield Finding(
-            code="frozen",
             severity="warning",
             address=still[0],
             measured=float(len(still)),
@@ -175,7 +136,7 @@ def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
     none: set[str] = set()
     try:
         for _ in range(ROUNDS):
-            moves = _moves(twin, checked, waiting)
+            moves = _gradients(twin, checked, waiting, anything)
             none = {n for n in waiting if moves[n] is None}
             waiting = {n: p for n, p in waiting.items() if not moves[n]}
             if not waiting:
@@ -225,7 +186,7 @@ def _in_training(
     """
     with undisturbed(checked.twin):
         for _ in range(ROUNDS if waiting else 0):
-            moves = _moves(checked.twin, checked, waiting, training=True)
+            moves = _gradients(checked.twin, checked, waiting, anything, training=True)
             waiting = {n: p for n, p in waiting.items() if not moves[n]}
             for parameter in (p for p in waiting.values() if p.any()):
                 size = parameter.data.square().mean().sqrt()
@@ -249,42 +210,25 @@ def _only_chooses(checked: CheckedModel, name: str) -> bool:
 
 
 def _gradients(
-    model: nn.Module, checked: CheckedModel, parameters: dict[str, nn.Parameter]
-) -> dict[str, Tensor | None]:
-    """By name; those of all others are dropped as they come."""
-    wanted = set(parameters.values())
-
-    def drop(parameter: Tensor) -> None:
-        if parameter not in wanted:
-            parameter.grad = None
-
-    with _backward(model, checked, drop, training=False):
-        return {name: p.grad for name, p in parameters.items()}
-
-
-def _moves(
-    model: nn.Module, checked: CheckedModel, parameters: dict[str, nn.Parameter], *, training: bool = False
-) -> dict[str, bool | None]:
-    """Whether the gradient is anything but 0, None where there is none. No two gradients are there at once."""
-    moves: dict[Tensor, bool] = {}
+    model: nn.Module,
+    checked: CheckedModel,
+    parameters: dict[str, nn.Parameter],
+    take: Callable[[Tensor], Any] = Tensor.clone,
+    *,
+    training: bool = False,
+) -> dict[str, Any]:
+    """What is taken of each gradient of the loss, by name; None where there is none. No two gradients are there at
+    once.
+    """
+    every, taken = list(model.parameters()), dict[Tensor, Any]()
+    wanted, before = set(parameters.values()), [p.grad for p in every]
 
     def note(parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            moves[parameter] = moves.get(parameter, False) or anything(parameter.grad)
-            parameter.grad = None
+        if parameter.grad is not None and parameter in wanted:
+            taken[parameter] = take(parameter.grad) + taken.get(parameter, 0)
+        parameter.grad = None
 
-    with _backward(model, checked, note, training=training):
-        return {name: moves.get(p) for name, p in parameters.items()}
-
-
-@contextmanager
-def _backward(
-    model: nn.Module, checked: CheckedModel, each: Callable[[Tensor], None], *, training: bool
-) -> Iterator[None]:
-    """Gradients of the loss are there inside, and gone after it; `each` is called with a parameter that has got one."""
-    every = list(model.parameters())
-    before = [p.grad for p in every]
-    hooks = [p.register_post_accumulate_grad_hook(each) for p in every if p.requires_grad]
+    hooks = [p.register_post_accumulate_grad_hook(note) for p in every if p.requires_grad]
     try:
         model.train(training)
         loss = _loss(model, checked)
@@ -296,14 +240,13 @@ def _backward(
     except Exception:
         if not training:
             raise
-    try:
-        yield
     finally:
         model.eval()
         for hook in hooks:
             hook.remove()
         for p, grad in zip(every, before, strict=True):
             p.grad = grad
+    return {name: taken.get(p) for name, p in parameters.items()}
 
 
 def _loss(model: nn.Module, checked: CheckedModel) -> Tensor | None:
@@ -385,7 +328,6 @@ def _finding(checked: CheckedModel, code: str, names: list[str], why: str) -> Fi
     cut_ = code == "gradient-cut"
     return Finding(
         code=code,
-        severity="error",
         address=_detached(checked) or last if cut_ else last,
         measured=float(len(names)),
         message=f"{last} does not learn{others}: {why}",

@@ -27,20 +27,20 @@ def holds(checked: CheckedModel) -> Iterator[Finding]:
     foreign = [i for i in held if i not in known]
     lost = [n for i, n in mine.items() if i not in set(held)]
     if foreign:
-        yield _finding(
-            "optimizer-of-another-model",
-            lost[0] if lost else "",
-            len(foreign),
-            f"{len(foreign)} of {len(held)} parameters that the optimizer holds are not this model's",
-            "build the optimizer after the last change of the model: after to(device), a new head, a copy, a reload",
+        yield Finding(
+            code="optimizer-of-another-model",
+            address=lost[0] if lost else "",
+            measured=float(len(foreign)),
+            message=f"{len(foreign)} of {len(held)} parameters that the optimizer holds are not this model's",
+            remedy="build the optimizer after the model's last change: after to(device), a new head, a copy, a reload",
         )
     elif lost:
-        yield _finding(
-            "optimizer-lacks-parameters",
-            lost[0],
-            len(lost),
-            f"the optimizer does not hold this parameter ({many(len(lost), 'parameter')} of {len(mine)})",
-            "build it from all of model.parameters(), or let the last group take the rest",
+        yield Finding(
+            code="optimizer-lacks-parameters",
+            address=lost[0],
+            measured=float(len(lost)),
+            message=f"the optimizer does not hold this parameter ({many(len(lost), 'parameter')} of {len(mine)})",
+            remedy="build it from all of model.parameters(), or let the last group take the rest",
         )
 
 
@@ -51,7 +51,6 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
         if checked.lr is not None and checked.lr >= MOST:
             yield Finding(
                 code="lr-high",
-                severity="error",
                 address="",
                 measured=checked.lr,
                 message=f"the peak learning rate is {checked.lr:g}: Adam moves every weight by about as much in a step",
@@ -64,14 +63,13 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
     still = [g for g in groups if float(g["lr"]) == 0 and not (g.get("initial_lr") and steps < 2)]
     if still:
         stepped = bool(still[0].get("initial_lr"))
-        yield _finding(
-            "lr-zero",
-            _name(checked, still[0]),
-            len(still[0]["params"]),
-            f"the learning rate of {many(len(still[0]['params']), 'parameter')} is 0"
-            + (f" after {steps} updates: the schedule was never stepped" if stepped else ""),
-            "call scheduler.step() after each optimizer.step()" if stepped else "set lr of this group",
+        yield Finding(
+            code="lr-zero",
+            address=_name(checked, still[0]),
             measured=0.0,
+            message=f"the learning rate of {many(len(still[0]['params']), 'parameter')} is 0"
+            + (f" after {steps} updates: the schedule was never stepped" if stepped else ""),
+            remedy="call scheduler.step() after each optimizer.step()" if stepped else "set lr of this group",
         )
     given = sorted(float(g["lr"]) for g in groups if float(g["lr"]) > 0)
     high = [g for g in groups if len(given) > 1 and float(g["lr"]) >= HIGH * given[(len(given) - 1) // 2]]
@@ -79,14 +77,13 @@ def rates(checked: CheckedModel) -> Iterator[Finding]:
     if high or alone:
         group = (high or alone)[0]
         rate = float(group["lr"])
-        yield _finding(
-            "lr-high",
-            _name(checked, group),
-            len(group["params"]),
-            f"the learning rate of {many(len(group['params']), 'parameter')} is {rate:g}"
-            + (f", {rate / given[0]:.3g} times that of another group" if high else f" in {kind}"),
-            "give all groups one rate, or a ratio that a parameterization gives (muP)",
+        yield Finding(
+            code="lr-high",
+            address=_name(checked, group),
             measured=rate,
+            message=f"the learning rate of {many(len(group['params']), 'parameter')} is {rate:g}"
+            + (f", {rate / given[0]:.3g} times that of another group" if high else f" in {kind}"),
+            remedy="give all groups one rate, or a ratio that a parameterization gives (muP)",
         )
 
 
@@ -125,14 +122,3 @@ def decays(checked: CheckedModel) -> Iterator[Finding]:
 def _name(checked: CheckedModel, group: dict[str, Any]) -> str:
     mine = {id(p): n for n, p in checked.model.named_parameters()}
     return next((mine[id(p)] for p in group["params"] if id(p) in mine), "")
-
-
-def _finding(code: str, address: str, count: int, message: str, remedy: str, measured: float | None = None) -> Finding:
-    return Finding(
-        code=code,
-        severity="error",
-        address=address,
-        measured=float(count) if measured is None else measured,
-        message=message,
-        remedy=remedy,
-    )

@@ -5,7 +5,6 @@ rewards, prediction minus target under a squared error.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,76 +23,45 @@ STILL = 1e-5  # of the largest prediction: what rounding may move
 WORDS = {0: "its own token", 2: "the token after the next: labels are shifted twice", -1: "the token before it"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """Predictions that a loss scores against an input.
-
-    Attributes:
-        name: of the input, as forward calls it or by its place.
-        given, made: the input and the predictions, values of the trace.
-        shift: the prediction at position i is scored against position i + shift.
-        share, places: of so many positions with a target so large a part.
-        latest: the prediction at position i reads the input up to position i + latest.
-        later: whether it reads what stands still later.
-    """
-
-    name: str
-    given: int
-    made: int
-    shift: int
-    share: float
-    places: int
-    latest: int
-    later: bool
-
-    @property
-    def ahead(self) -> int:
-        """How many positions the target lies after the last one that is read: 1 for the next token."""
-        return self.shift - self.latest
-
-
 @rule(Phase.DATA, "loss-shifted", "target-leaks", hides={"target-leaks": ("bidirectional-logits",)})
 def targets(checked: CheckedModel) -> Iterator[Finding]:
-    """Losses that reward another token than the next, or what the prediction has read."""
-    for scored in _scored(checked):
-        tokens = _writes(checked, scored)
-        if tokens and not scored.later and scored.ahead in WORDS:
+    """Losses that reward another token than the next, or what the prediction has read: the prediction at position i is
+    scored against the input at position i + shift, and reads it up to i + latest.
+    """
+    for name, given, made, (shift, share, places), (latest, later) in _scored(checked):
+        ids = not checked.trace[given].is_floating_point()
+        tokens, ahead = ids and checked.trace[made].shape[-1] in checked.vocabularies, shift - latest
+        if tokens and not later and ahead in WORDS:
             yield Finding(
                 code="loss-shifted",
                 severity="error" if _shifts_itself(checked) else "info",
                 address=checked.head or "",
-                measured=scored.share,
-                message=f"at {scored.share:.0%} of {scored.places} positions the loss rewards {WORDS[scored.ahead]},"
-                " where a causal model is to predict the next",
+                measured=share,
+                message=f"at {share:.0%} of {places} positions the loss rewards {WORDS[ahead]}, where a causal model is"
+                " to predict the next",
                 remedy="cross_entropy(logits[:, :-1], ids[:, 1:]), once: in the model or in the data",
-                at=scored.made,
+                at=made,
             )
             return
         several = len([x for x in _inputs(checked).values() if checked.trace[x].ndim >= 2]) > 1
-        if scored.ahead <= 0 and ((tokens and scored.shift > 0) or (not tokens and several and not scored.later)):
-            where = f"{scored.name} at the {'same' if not scored.shift else 'next'} position"
+        if ahead <= 0 and ((tokens and shift > 0) or (not tokens and several and not later)):
+            where = f"{name} at the {'same' if not shift else 'next'} position"
             yield Finding(
                 code="target-leaks",
-                severity="error",
-                address=checked.head or scored.name,
-                measured=scored.share,
+                address=checked.head or name,
+                measured=share,
                 message=f"the loss scores each prediction against {where}, and changing it there moves the prediction:"
                 " it reads what it is to predict",
                 remedy="predict from positions before the target: a causal mask, or the output at the position before",
-                at=scored.made,
+                at=made,
             )
             return
 
 
-COMPARES = (
-    "broadcast_tensors",
-    "sub",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
+COMPARES = frozenset((
+    "broadcast_tensors", "sub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
     "binary_cross_entropy_with_logits",
-)
+))  # fmt: skip
 
 
 @rule(Phase.DATA, "loss-broadcast")
@@ -111,8 +79,6 @@ def broadcast(checked: CheckedModel) -> Iterator[Finding]:
         n = max((shape[0] for shape in shapes if shape), default=0)
         if n > 1 and {(n,), (n, 1)} == set(shapes):
             yield Finding(
-                code="loss-broadcast",
-                severity="error",
                 address="",
                 measured=float(n),
                 message=f"the loss compares predictions and targets of the shapes {shapes[0]} and {shapes[1]}: they are"
@@ -142,14 +108,8 @@ def _inputs(checked: CheckedModel) -> dict[str, int]:
     return {at: v for at, v in checked.trace.inputs.items() if "mask" not in at}
 
 
-def _writes(checked: CheckedModel, scored: Scored) -> bool:
-    """Whether predictions are over the vocabulary in which the input's ids are looked up."""
-    classes = checked.trace[scored.made].shape[-1]
-    rows = {len(checked.parameters[name]) for name, by_ids in checked.tables.items() if by_ids}
-    return not checked.trace[scored.given].is_floating_point() and classes in rows
-
-
-def _scored(checked: CheckedModel) -> Iterator[Scored]:
+def _scored(checked: CheckedModel) -> Iterator[tuple[str, int, int, tuple[int, float, int], tuple[int, bool]]]:
+    """Inputs and predictions that a loss scores against them: `_shift` and `_reads` of both."""
     trace = checked.loss_trace
     losses = [] if trace is None else [v for v in trace.outputs.values() if trace[v].ndim == 0]
     losses = [v for v in losses if trace is not None and trace[v].is_floating_point()]
@@ -167,14 +127,9 @@ def _scored(checked: CheckedModel) -> Iterator[Scored]:
             if given not in read:  # labels, which only the loss reads
                 continue
             found = _shift(trace[given], trace[made].detach(), slope)
-            if found is not None:
-                shift, share, places = found
-                latest, later = _reads(checked, given, made, slope)
-                if latest is not None:
-                    yield Scored(
-                        name=name, given=given, made=made, shift=shift, share=share, places=places, latest=latest,
-                        later=later,
-                    )  # fmt: skip
+            read_to = _reads(checked, given, made, slope) if found is not None else None
+            if found is not None and read_to is not None:
+                yield name, given, made, found, read_to
 
 
 def _predictions(checked: CheckedModel, trace: Trace, loss: int) -> list[int]:
@@ -219,7 +174,7 @@ def _shift(given: Tensor, made: Tensor, slope: Tensor) -> tuple[int, float, int]
     return best
 
 
-def _reads(checked: CheckedModel, given: int, made: int, slope: Tensor) -> tuple[int | None, bool]:
+def _reads(checked: CheckedModel, given: int, made: int, slope: Tensor) -> tuple[int, bool] | None:
     """How far after its own position a prediction reads the input, as far as the next; and whether it reads what stands
     later than that. The first one that the loss scores is looked at: what stands before it may be a prefix.
     """
@@ -228,7 +183,7 @@ def _reads(checked: CheckedModel, given: int, made: int, slope: Tensor) -> tuple
     size = trace[made].abs().max() * STILL
     places = (slope.abs().amax(-1) > 0)[:, 1 : min(x.shape[1], trace[made].shape[1]) - 2].nonzero()
     if not len(places):
-        return None, False
+        return None
     row, at = int(places[0, 0]), int(places[0, 1]) + 1
 
     def moves(first: int, last: int) -> bool:
@@ -240,4 +195,4 @@ def _reads(checked: CheckedModel, given: int, made: int, slope: Tensor) -> tuple
         return bool(gap[row, at] > size)
 
     latest = next((by for by in (1, 0, -1) if moves(at + by, at + by + 1)), None)
-    return latest, moves(at + 2, x.shape[1])
+    return None if latest is None else (latest, moves(at + 2, x.shape[1]))

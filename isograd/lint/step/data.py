@@ -1,4 +1,4 @@
-"""The data: finite, in range, different from batch to batch and from epoch to epoch, with targets that say something."""
+"""The data: finite, different from batch to batch and from epoch to epoch, with targets that say something."""
 
 import math
 from collections import Counter
@@ -36,9 +36,12 @@ def _finite(seen: Seen) -> Told:
                 if "mask" in name or "bias" in name:
                     continue
                 yield finding(
-                    "data-not-finite", "error", f"{share:.1%} of {name or 'the batch'} is NaN or inf in batch {at + 1}",
-                    "drop or fill such rows where the data is read", share,
-                )  # fmt: skip
+                    "data-not-finite",
+                    "error",
+                    f"{share:.1%} of {name or 'the batch'} is NaN or inf in batch {at + 1}",
+                    "drop or fill such rows where the data is read",
+                    share,
+                )
                 return
 
 
@@ -46,15 +49,22 @@ def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Told:
     count = len(marks)
     if count > 2 and len(set(marks)) == 1:
         yield finding(
-            "same-batch", "error", f"the first {count} batches are equal", "take the next batch in every step", float(count)
+            "same-batch",
+            "error",
+            f"the first {count} batches are equal",
+            "take the next batch in every step",
+            float(count),
         )
         return
     doubled = count - len(set(marks))
     if count > 3 and doubled > count / 4:
         yield finding(
-            "same-batch", "warning", f"{doubled} of the first {count} batches of an epoch have been in it before",
-            "draw without replacement, or seed the workers apart", doubled / count,
-        )  # fmt: skip
+            "same-batch",
+            "warning",
+            f"{doubled} of the first {count} batches of an epoch have been in it before",
+            "draw without replacement, or seed the workers apart",
+            doubled / count,
+        )
     rows = [row for batch in seen.batches[:4] for row in _equal_rows(batch)]
     if rows and min(rows) > 0.99:
         yield finding(
@@ -65,9 +75,12 @@ def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Told:
     same = len(marks) > 2 and marks == again
     if same and sampler in ("RandomSampler", "DistributedSampler", "WeightedRandomSampler"):
         yield finding(
-            "epochs-alike", "warning", f"two epochs begin with the same {count} batches in the same order, though {sampler} shuffles",
-            "do not seed its generator anew in every epoch; call set_epoch of a DistributedSampler", 1.0,
-        )  # fmt: skip
+            "epochs-alike",
+            "warning",
+            f"two epochs begin with the same {count} batches in the same order, though {sampler} shuffles",
+            "do not seed its generator anew in every epoch; call set_epoch of a DistributedSampler",
+            1.0,
+        )
     elif same:
         yield f"{count} batches, each its own; a second epoch has the same order (nothing shuffles)"
     else:
@@ -75,11 +88,8 @@ def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Told:
 
 
 def _equal_rows(batch: Any) -> list[float]:
-    found = []
-    for leaf in tensors_in(batch)[:1]:
-        if leaf.ndim > 1 and len(leaf) > 2 and leaf[0].numel() > 3:
-            found.append(float((leaf[1:] == leaf[:1]).flatten(1).all(1).float().mean()))
-    return found
+    some = [leaf for leaf in tensors_in(batch)[:1] if leaf.ndim > 1 and len(leaf) > 2 and leaf[0].numel() > 3]
+    return [float((leaf[1:] == leaf[:1]).flatten(1).all(1).float().mean()) for leaf in some]
 
 
 def _targets(seen: Seen) -> Told:
@@ -89,9 +99,12 @@ def _targets(seen: Seen) -> Told:
     first = seen.main
     if empty:
         yield finding(
-            "batch-without-targets", "error", f"{len(empty)} of {len(calls)} losses have no target that counts: 0 / 0, or nothing to learn",
-            "leave such batches out, or cut them so that an answer is in them", len(empty) / len(calls),
-        )  # fmt: skip
+            "batch-without-targets",
+            "error",
+            f"{len(empty)} of {len(calls)} losses have no target that counts: 0 / 0, or nothing to learn",
+            "leave such batches out, or cut them so that an answer is in them",
+            len(empty) / len(calls),
+        )
     if first is None or first.name not in CLASSES or first.target.is_floating_point():
         return
     rows = [c.rows for c in calls if c.given.shape[-1] == first.given.shape[-1] and int(c.rows[2].sum())]
@@ -103,19 +116,26 @@ def _targets(seen: Seen) -> Told:
     sizes = [int(m.sum()) for _, _, m in rows]
     if len(every) == 1 and sum(sizes) > 8:
         yield finding(
-            "targets-constant", "error", f"all {sum(sizes)} targets seen are class {next(iter(every))}",
-            "print the targets where they are made: another column, a default or padding was read", float(sum(sizes)),
-        )  # fmt: skip
+            "targets-constant",
+            "error",
+            f"all {sum(sizes)} targets seen are class {next(iter(every))}",
+            "print the targets where they are made: another column, a default or padding was read",
+            float(sum(sizes)),
+        )
     elif len(every) > 1 and all(len(p) == 1 for p in present) and min(sizes) > 3:
         yield finding(
-            "data-sorted", "error", f"each batch has targets of one class only, and {len(every)} classes occur: the data is sorted",
-            "shuffle the data: DataLoader(..., shuffle=True)", float(len(every)),
-        )  # fmt: skip
+            "data-sorted",
+            "error",
+            f"each batch has targets of one class only, and {len(every)} classes occur: the data is sorted",
+            "shuffle the data: DataLoader(..., shuffle=True)",
+            float(len(every)),
+        )
     else:
         counted = Counter(x for _, t, m in rows for x in t[m].tolist())
         top = counted.most_common(1)[0][1] / sum(counted.values())
         ignored = 1 - sum(sizes) / max(1, sum(len(t) for _, t, _ in rows))
-        yield f"{len(every):,} of {classes:,} classes occur, the most frequent in {top:.0%}; {ignored:.0%} of the positions are not counted"
+        yield f"{len(every):,} of {classes:,} classes occur, the most frequent in {top:.0%}; {ignored:.0%} of the"
+        " positions are not counted"
     yield from _sorted_batches(seen)
 
 
@@ -130,11 +150,18 @@ def _sorted_batches(seen: Seen) -> Told:
     same = float((whole[1:] == whole[:-1]).float().mean())
     share = torch.bincount(whole - whole.min()).float() / len(whole)
     chance = float((share * share).sum())
-    if same > 0.9 and same > chance + 5 * math.sqrt(chance * (1 - chance) / len(whole)) + 0.2 and all(len(set(x.tolist())) > 1 for x in labels[:0]):
+    if (
+        same > 0.9
+        and same > chance + 5 * math.sqrt(chance * (1 - chance) / len(whole)) + 0.2
+        and all(len(set(x.tolist())) > 1 for x in labels[:0])
+    ):
         yield finding(
-            "data-sorted", "warning", f"{same:.0%} of neighbours have the same class, and {chance:.0%} would by chance",
-            "shuffle the data: DataLoader(..., shuffle=True)", same,
-        )  # fmt: skip
+            "data-sorted",
+            "warning",
+            f"{same:.0%} of neighbours have the same class, and {chance:.0%} would by chance",
+            "shuffle the data: DataLoader(..., shuffle=True)",
+            same,
+        )
 
 
 def _label(seen: Seen, batch: Any) -> Tensor | None:
@@ -149,21 +176,34 @@ def _numbers(seen: Seen) -> Told:
         targets = torch.cat([c.target.flatten().float() for c in seen.of_kind(*NUMBERS)][:50])
         mean, std = float(targets.mean()), float(targets.std())
         if std == 0 and targets.numel() > 8:
-            yield finding("targets-constant", "error", f"all {targets.numel()} targets seen are {mean:g}", "print the targets where they are made", 1.0)
+            yield finding(
+                "targets-constant",
+                "error",
+                f"all {targets.numel()} targets seen are {mean:g}",
+                "print the targets where they are made",
+                1.0,
+            )
         elif max(abs(mean), std) > FAR or (std < 1 / FAR / 5 and abs(mean) < 1):
             yield finding(
-                "targets-scale", "warning", f"targets have mean {mean:.3g} and standard deviation {std:.3g}; a network begins near 0 and 1",
-                "subtract their mean, divide by their standard deviation, and undo it after prediction", std,
-            )  # fmt: skip
+                "targets-scale",
+                "warning",
+                f"targets have mean {mean:.3g} and standard deviation {std:.3g}; a network begins near 0 and 1",
+                "subtract their mean, divide by their standard deviation, and undo it after prediction",
+                std,
+            )
         else:
             yield f"targets have mean {mean:.2g} and standard deviation {std:.2g}"
     for name, sizes in _floats(seen).items():
         mean, std = float(sizes.mean()), float(sizes.std())
         if max(abs(mean), std) > FAR:
             yield finding(
-                "inputs-scale", "warning", f"{name or 'the input'} has mean {mean:.3g} and standard deviation {std:.3g}; a network takes about 0 and 1",
-                "normalize it: (x - mean) / std, with those of the training data", std,
-            )  # fmt: skip
+                "inputs-scale",
+                "warning",
+                f"{name or 'the input'} has mean {mean:.3g} and standard deviation {std:.3g}; a network takes about"
+                " 0 and 1",
+                "normalize it: (x - mean) / std, with those of the training data",
+                std,
+            )
     yield from _copied(seen)
 
 
@@ -177,9 +217,20 @@ def _floats(seen: Seen) -> dict[str, Tensor]:
             continue
         args, kwargs = forward.inputs
         for name, leaf in [*((f"input {i}" if i else "", a) for i, a in enumerate(args)), *kwargs.items()]:
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 8 and "mask" not in name and leaf.ndim > 1 and id(leaf) in given:
+            if (
+                isinstance(leaf, Tensor)
+                and leaf.is_floating_point()
+                and leaf.numel() > 8
+                and "mask" not in name
+                and leaf.ndim > 1
+                and id(leaf) in given
+            ):
                 found.setdefault(name, leaf.detach().float())
-    return {name: leaf[torch.isfinite(leaf)] for name, leaf in found.items() if not name.startswith(("time", "pos", "label", "target"))}
+    return {
+        name: leaf[torch.isfinite(leaf)]
+        for name, leaf in found.items()
+        if not name.startswith(("time", "pos", "label", "target"))
+    }
 
 
 def _copied(seen: Seen) -> Told:
@@ -203,7 +254,11 @@ def _copied(seen: Seen) -> Told:
         if float(alike.max()) > COPIED:
             where = divmod(int(alike.argmax()), alike.shape[1])
             yield finding(
-                "target-in-inputs", "error", f"target {where[1]} equals entry {where[0]} of the inputs of its row (correlation {float(alike.max()):.4f})",
-                "take the column of the target out of the inputs, or cut windows so that they end before it", float(alike.max()),
-            )  # fmt: skip
+                "target-in-inputs",
+                "error",
+                f"target {where[1]} equals entry {where[0]} of the inputs of its row (correlation"
+                f" {float(alike.max()):.4f})",
+                "take the column of the target out of the inputs, or cut windows so that they end before it",
+                float(alike.max()),
+            )
             return

@@ -10,7 +10,12 @@ from isograd.lint.step.recorder import CLASSES, NUMBERS, LossCall
 from isograd.lint.step.seen import Seen
 from isograd.lint.step.told import Told, finding
 
-SHIFTED = {0: "the token that the prediction has read last", 2: "the token after the next", -1: "the token before the last", 3: "the third token ahead"}
+SHIFTED = {
+    0: "the token that the prediction has read last",
+    2: "the token after the next",
+    -1: "the token before the last",
+    3: "the third token ahead",
+}
 SHOWN = 0.5  # of the targets, from which on they are visible
 PADDED = 0.01  # of the targets
 OFTEN = 8  # ends of texts
@@ -37,9 +42,12 @@ def _said(seen: Seen) -> Told:
         empty = call is not None and call.name in CLASSES and not int(call.rows[2].sum())
         if not empty:
             yield finding(
-                "loss-not-finite", "error", f"the loss is {broken[0]:g} in {len(broken)} of {len(values)} backward passes",
-                "look for rows that are masked wholly, log(0), 0 / 0, or inputs that are not finite", float(len(broken)),
-            )  # fmt: skip
+                "loss-not-finite",
+                "error",
+                f"the loss is {broken[0]:g} in {len(broken)} of {len(values)} backward passes",
+                "look for rows that are masked wholly, log(0), 0 / 0, or inputs that are not finite",
+                float(len(broken)),
+            )
     if call is None:
         losses = [value for _, _, value in seen.record.backwards]
         yield f"formed by no function of torch.nn.functional{f', {losses[0]:.3g} at first' if losses else ''}"
@@ -48,7 +56,8 @@ def _said(seen: Seen) -> Told:
         given, _, counts = call.rows
         classes, scored = given.shape[-1], int(counts.sum())
         value = f"{call.value:.2f}, " if call.value is not None and call.reduction == "mean" else ""
-        yield f"{value}cross-entropy of {scored:,} targets over {classes:,} classes; a guess loses {math.log(classes):.2f}"
+        yield f"{value}cross-entropy of {scored:,} targets over {classes:,} classes; a guess loses"
+        f" {math.log(classes):.2f}"
     else:
         value = f"{call.value:.3g}, " if call.value is not None else ""
         yield f"{value}{call.name.replace('_', ' ')} of {call.given.numel():,} predictions"
@@ -61,10 +70,13 @@ def _predicts(seen: Seen) -> Told:
         return
     if read.crossed:
         yield finding(
-            "targets-mixed", "error", "predictions are flattened as (time, batch) and targets as (batch, time): changing one sequence moves"
+            "targets-mixed",
+            "error",
+            "predictions are flattened as (time, batch) and targets as (batch, time): changing one sequence moves"
             " predictions that are scored against the targets of others",
-            "give both one layout before they are flattened: logits.transpose(0, 1)", read.share,
-        )  # fmt: skip
+            "give both one layout before they are flattened: logits.transpose(0, 1)",
+            read.share,
+        )
         return
     if read.offset is None:
         call = seen.main
@@ -72,43 +84,57 @@ def _predicts(seen: Seen) -> Told:
             rows = call.rows[1]
             if rows.numel() == read.ids.numel() and mixed(read.ids, _shape(rows, read.ids)):
                 yield finding(
-                    "targets-mixed", "error", "the targets are the next tokens of other rows of the batch",
-                    "take inputs and targets from one slice, and shuffle both together", read.share,
-                )  # fmt: skip
+                    "targets-mixed",
+                    "error",
+                    "the targets are the next tokens of other rows of the batch",
+                    "take inputs and targets from one slice, and shuffle both together",
+                    read.share,
+                )
         yield "targets are not the ids of the input, wherever shifted"
         return
     if read.both:
         if read.tried and read.visible > SHOWN and read.offset > 0:
             yield finding(
-                "target-leaks", "error",
-                f"the target is the id {_places(read.offset)} in {read.name}, and the model reads it: changing it moved the"
+                "target-leaks",
+                "error",
+                f"the target is the id {_places(read.offset)} in {read.name}, and the model reads it: changing it"
+                " moved the"
                 f" prediction in {read.visible:.0%} of {read.tried} tries",
-                "mask the attention: is_causal=True, or a triangular mask, in every layer", read.visible,
-            )  # fmt: skip
+                "mask the attention: is_causal=True, or a triangular mask, in every layer",
+                read.visible,
+            )
         elif read.tried and read.offset == 0:
             yield finding(
-                "target-leaks", "error",
-                f"at {read.share:.0%} of the positions that count the target is the id that stands there in {read.name}, and"
+                "target-leaks",
+                "error",
+                f"at {read.share:.0%} of the positions that count the target is the id that stands there in"
+                f" {read.name}, and"
                 " the model reads it",
-                "hide what is to be predicted: put the mask token there, or count masked positions only", read.share,
-            )  # fmt: skip
+                "hide what is to be predicted: put the mask token there, or count masked positions only",
+                read.share,
+            )
         return
     if read.ahead == 1:
         yield f"each prediction is scored against the next token of {read.name}, and cannot read it"
     elif read.ahead is not None and read.ahead <= 0 and read.tried and read.visible > SHOWN:
         yield finding(
-            "target-leaks", "error",
+            "target-leaks",
+            "error",
             f"the target is {SHIFTED.get(read.ahead, 'an earlier token')}: changing it moved its own prediction in"
             f" {read.visible:.0%} of {read.tried} tries",
-            "shift once: logits[:, :-1] against ids[:, 1:]", read.visible,
-        )  # fmt: skip
+            "shift once: logits[:, :-1] against ids[:, 1:]",
+            read.visible,
+        )
     elif read.ahead is not None:
         yield finding(
-            "loss-shifted", "error",
-            f"at {read.share:.0%} of the positions the target is {SHIFTED.get(read.ahead, f'the token {read.ahead} places ahead')}"
+            "loss-shifted",
+            "error",
+            f"at {read.share:.0%} of the positions the target is"
+            f" {SHIFTED.get(read.ahead, f'the token {read.ahead} places ahead')}"
             " instead of the next",
-            "shift once, in the data or in the loss: logits[:, :-1] against ids[:, 1:]", float(read.ahead),
-        )  # fmt: skip
+            "shift once, in the data or in the loss: logits[:, :-1] against ids[:, 1:]",
+            float(read.ahead),
+        )
 
 
 def _shape(rows: Tensor, ids: Tensor) -> Tensor:
@@ -140,15 +166,19 @@ def _padding(seen: Seen) -> Told:
                 worst, share = call, part
     if worst is not None and share > PADDED:
         yield finding(
-            "padding-scored", "error",
+            "padding-scored",
+            "error",
             f"{share:.0%} of the targets that the loss counts are padding: the model learns to predict it",
-            "give these positions the label -100, or pass ignore_index to the loss", share,
-        )  # fmt: skip
+            "give these positions the label -100, or pass ignore_index to the loss",
+            share,
+        )
 
 
 def _may_be_padded(seen: Seen, batch: object) -> bool:
     leaves = seen.leaves(batch)
-    return filler_of([*leaves.values()]) is not None or any("mask" in n and not bool(x.all()) for n, x in leaves.items())
+    return filler_of([*leaves.values()]) is not None or any(
+        "mask" in n and not bool(x.all()) for n, x in leaves.items()
+    )
 
 
 def _padded(seen: Seen, batch: object, count: int, target: Tensor) -> list[Tensor]:
@@ -158,7 +188,9 @@ def _padded(seen: Seen, batch: object, count: int, target: Tensor) -> list[Tenso
     for name, mask in leaves.items():
         if "mask" in name and "loss" not in name and mask.ndim == 2 and count % len(mask) == 0:
             real = mask == 0 if "key_padding" in name else mask != 0
-            if 0 < int(real.sum()) < real.numel() and bool((real[:, 1:] <= real[:, :-1]).all() or (real[:, 1:] >= real[:, :-1]).all()):
+            if 0 < int(real.sum()) < real.numel() and bool(
+                (real[:, 1:] <= real[:, :-1]).all() or (real[:, 1:] >= real[:, :-1]).all()
+            ):
                 length = count // len(mask)
                 if length in (mask.shape[1], mask.shape[1] - 1):
                     found.append(~real[:, mask.shape[1] - length :].reshape(-1))
@@ -213,10 +245,13 @@ def _ends(seen: Seen) -> Told:
                 times += int((here[:, 1:] & (ids[:, :-1] != end)).sum())
     if times >= OFTEN and not counted:
         yield finding(
-            "end-never-target", "warning", f"the end of a text (id {end}) stands {times} times in the inputs and is never a target that counts:"
+            "end-never-target",
+            "warning",
+            f"the end of a text (id {end}) stands {times} times in the inputs and is never a target that counts:"
             " the model does not learn to stop",
-            "pad with another id than the end's, or hide padding by attention_mask instead of by its id", float(times),
-        )  # fmt: skip
+            "pad with another id than the end's, or hide padding by attention_mask instead of by its id",
+            float(times),
+        )
 
 
 def _ends_apart(ids: Tensor, filler: int) -> bool:
@@ -233,40 +268,56 @@ def _form(seen: Seen) -> Told:
             spread = torch.broadcast_shapes(*shapes)
             if math.prod(spread) > max(call.given.numel(), call.target.numel()):
                 yield finding(
-                    "loss-broadcast", "error",
-                    f"predictions {shapes[0]} and targets {shapes[1]} are spread to {tuple(spread)}: each prediction is drawn to the"
+                    "loss-broadcast",
+                    "error",
+                    f"predictions {shapes[0]} and targets {shapes[1]} are spread to {tuple(spread)}: each prediction"
+                    " is drawn to the"
                     " mean of all targets",
-                    "give both one shape: prediction.squeeze(-1), or target.unsqueeze(-1)", float(math.prod(spread)),
-                )  # fmt: skip
+                    "give both one shape: prediction.squeeze(-1), or target.unsqueeze(-1)",
+                    float(math.prod(spread)),
+                )
                 break
         if call.name == "cross_entropy" and _probabilities(call):
             yield finding(
-                "loss-of-probabilities", "error",
-                "cross_entropy takes logits and got probabilities (rows that sum to 1): it applies softmax again, and the loss"
+                "loss-of-probabilities",
+                "error",
+                "cross_entropy takes logits and got probabilities (rows that sum to 1): it applies softmax again,"
+                " and the loss"
                 f" cannot fall below {_floor(call):.2f}",
-                "pass the logits, without softmax", call.value or 0.0,
-            )  # fmt: skip
+                "pass the logits, without softmax",
+                call.value or 0.0,
+            )
             break
         if call.name == "nll_loss" and bool((call.rows[0] > 1e-4).any()):
             what = "probabilities" if "Softmax" in call.made_by else "values above 0"
             yield finding(
-                "loss-of-probabilities", "error",
+                "loss-of-probabilities",
+                "error",
                 f"nll_loss takes logarithms of probabilities and got {what}",
-                "pass log_softmax(logits, -1), or take cross_entropy of the logits", call.value or 0.0,
-            )  # fmt: skip
+                "pass log_softmax(logits, -1), or take cross_entropy of the logits",
+                call.value or 0.0,
+            )
             break
         if call.name == "binary_cross_entropy_with_logits" and "Sigmoid" in call.made_by:
             yield finding(
-                "loss-of-probabilities", "error",
+                "loss-of-probabilities",
+                "error",
                 "binary_cross_entropy_with_logits takes logits and got the output of a sigmoid",
-                "pass the logits, or take binary_cross_entropy", call.value or 0.0,
-            )  # fmt: skip
+                "pass the logits, or take binary_cross_entropy",
+                call.value or 0.0,
+            )
             break
     call = seen.main
     if call is not None and call.name in CLASSES and not call.target.is_floating_point():
-        given, target, counts = call.rows
+        counts = call.rows[2]
         if not int(counts.sum()):
-            yield finding("batch-without-targets", "error", "a batch has no target that counts: its loss is 0 / 0", "leave such batches out", 1.0)
+            yield finding(
+                "batch-without-targets",
+                "error",
+                "a batch has no target that counts: its loss is 0 / 0",
+                "leave such batches out",
+                1.0,
+            )
         if int(counts.sum()) and call.value is not None and call.reduction == "sum":
             yield f"summed over targets: {int(counts.sum()):,} times a mean"
 
@@ -297,21 +348,27 @@ def _weights(seen: Seen) -> Told:
         total = sum(weights)
         if abs(total - len(weights)) < EXACT * len(weights):
             yield finding(
-                "accumulation-undivided", "warning",
-                f"the {len(weights)} losses of an update are added, not averaged: its gradient is {len(weights)} times that of their"
+                "accumulation-undivided",
+                "warning",
+                f"the {len(weights)} losses of an update are added, not averaged: its gradient is {len(weights)}"
+                " times that of their"
                 " mean, and clipping and SGD see it so large",
-                f"divide each loss by {len(weights)}", total,
-            )  # fmt: skip
+                f"divide each loss by {len(weights)}",
+                total,
+            )
         elif abs(total - 1) < EXACT:
             yield f"{len(weights)} parts of an update, weighted {min(weights):.2f} to {max(weights):.2f}"
             low, high = min(scored, default=0), max(scored, default=0)
             if low and high / low >= UNEQUAL and max(weights) - min(weights) < 1e-3:
                 yield finding(
-                    "accumulation-unequal", "info",
-                    f"parts of an update have {low} to {high} targets, and weigh the same: a target in the shorter one counts"
+                    "accumulation-unequal",
+                    "info",
+                    f"parts of an update have {low} to {high} targets, and weigh the same: a target in the shorter"
+                    " one counts"
                     f" {high / low:.1f} times as much",
-                    "sum the losses of the targets, and divide by the number of targets of the whole update", high / low,
-                )  # fmt: skip
+                    "sum the losses of the targets, and divide by the number of targets of the whole update",
+                    high / low,
+                )
 
 
 def _levels(seen: Seen) -> list[list[float]]:

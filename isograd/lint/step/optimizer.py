@@ -1,5 +1,6 @@
 """The optimizer: whom it holds, how often, with which settings, and how far its first updates go."""
 
+import itertools
 import re
 from typing import Any
 
@@ -42,23 +43,37 @@ def _holds(seen: Seen) -> Told:
     lost = [n for i, n in wanted.items() if i not in set(held)]
     if foreign and lost:
         yield finding(
-            "optimizer-of-another-model", "error", f"{len(foreign)} of {len(held)} parameters that the optimizer holds are not this model's",
-            "build the optimizer after the last change of the model: after to(device), a new head, a copy, a reload", float(len(foreign)), lost[0],
-        )  # fmt: skip
+            "optimizer-of-another-model",
+            "error",
+            f"{len(foreign)} of {len(held)} parameters that the optimizer holds are not this model's",
+            "build the optimizer after the last change of the model: after to(device), a new head, a copy, a reload",
+            float(len(foreign)),
+            lost[0],
+        )
     elif lost:
         yield finding(
-            "optimizer-lacks-parameters", "error", f"no optimizer holds {many(len(lost), 'parameter')} of {len(wanted)} that want gradients",
-            "build it from all of model.parameters(), or set requires_grad_(False) on what is to stay", float(len(lost)), lost[0],
-        )  # fmt: skip
+            "optimizer-lacks-parameters",
+            "error",
+            f"no optimizer holds {many(len(lost), 'parameter')} of {len(wanted)} that want gradients",
+            "build it from all of model.parameters(), or set requires_grad_(False) on what is to stay",
+            float(len(lost)),
+            lost[0],
+        )
     doubled = sorted({names.get(i, "") for i in held if held.count(i) > 1}) if len(held) < 20_000 else []
     if doubled:
         yield finding(
-            "parameter-held-twice", "error", f"{many(len(doubled), 'parameter')} {'is' if len(doubled) == 1 else 'are'} held by two groups or optimizers: updated twice",
-            "leave each parameter, tied ones too, to one group", float(len(doubled)), doubled[0],
-        )  # fmt: skip
+            "parameter-held-twice",
+            "error",
+            f"{many(len(doubled), 'parameter')} {'is' if len(doubled) == 1 else 'are'} held by two groups or"
+            " optimizers: updated twice",
+            "leave each parameter, tied ones too, to one group",
+            float(len(doubled)),
+            doubled[0],
+        )
     if not (foreign or lost or doubled):
         frozen = sum(not p.requires_grad for p in seen.setup.model.parameters())
-        yield f"holds all {len(wanted)} parameters that want gradients, once{f'; {frozen} are frozen' if frozen else ''}"
+        yield f"holds all {len(wanted)} parameters that want gradients,"
+        f" once{f'; {frozen} are frozen' if frozen else ''}"
 
 
 def _reached(seen: Seen) -> list[Any]:
@@ -71,43 +86,62 @@ def _reached(seen: Seen) -> list[Any]:
 
 def _settings(seen: Seen) -> Told:
     model = {id(p): (n, p) for n, p in seen.setup.model.named_parameters()}
-    for optimizer, group in _groups(seen):
+    for _optimizer, group in _groups(seen):
         betas = group.get("betas")
         if betas and len(betas) > 1 and betas[0] > betas[1] and betas[0] >= 0.99:
             yield finding(
-                "betas-swapped", "warning", f"betas are {tuple(betas)}: the mean of gradients is longer than that of their squares",
-                "write betas=(0.9, 0.999)", float(betas[0]),
-            )  # fmt: skip
+                "betas-swapped",
+                "warning",
+                f"betas are {tuple(betas)}: the mean of gradients is longer than that of their squares",
+                "write betas=(0.9, 0.999)",
+                float(betas[0]),
+            )
             break
     yield from _eps(seen)
     adam = [(o, g) for o, g in _groups(seen) if "betas" in g and not ORTHOGONAL.search(type(o).__name__)]
     peak = max((seen.peak(g) for _, g in adam), default=0.0)
     if peak >= 0.05:
         yield finding(
-            "lr-high", "error", f"the learning rate is {peak:g}: {type(adam[0][0]).__name__} moves every weight by about as much in a step",
-            "begin with 1e-3 or less, and warm it up", peak,
-        )  # fmt: skip
+            "lr-high",
+            "error",
+            f"the learning rate is {peak:g}: {type(adam[0][0]).__name__} moves every weight by about as much in a step",
+            "begin with 1e-3 or less, and warm it up",
+            peak,
+        )
     strong = [g for _, g in _groups(seen) if float(g.get("weight_decay") or 0) >= 0.5 and float(g["lr"]) > 1e-5]
     if strong:
         yield finding(
-            "weight-decay-high", "warning", f"weight_decay is {float(strong[0]['weight_decay']):g}: weights shrink faster than they learn",
-            "take 0.01 to 0.1", float(strong[0]["weight_decay"]),
-        )  # fmt: skip
+            "weight-decay-high",
+            "warning",
+            f"weight_decay is {float(strong[0]['weight_decay']):g}: weights shrink faster than they learn",
+            "take 0.01 to 0.1",
+            float(strong[0]["weight_decay"]),
+        )
     decayed = sorted(
-        n for o, g in _groups(seen) if float(g.get("weight_decay") or 0) > 0 for p in g["params"]
-        if id(p) in model for n, q in [model[id(p)]] if q.ndim < 2
-    )  # fmt: skip
+        n
+        for o, g in _groups(seen)
+        if float(g.get("weight_decay") or 0) > 0
+        for p in g["params"]
+        if id(p) in model
+        for n, q in [model[id(p)]]
+        if q.ndim < 2
+    )
     if decayed and any(float(g.get("weight_decay") or 0) == 0 for _, g in _groups(seen)):
         yield finding(
-            "decay-of-vectors", "info", f"{many(len(decayed), 'bias or norm weight')} stand in a group with weight decay, though another group has none",
-            "put p.ndim < 2 into the group without decay", float(len(decayed)), decayed[0],
-        )  # fmt: skip
+            "decay-of-vectors",
+            "info",
+            f"{many(len(decayed), 'bias or norm weight')} stand in a group with weight decay, though another group"
+            " has none",
+            "put p.ndim < 2 into the group without decay",
+            float(len(decayed)),
+            decayed[0],
+        )
 
 
 def _eps(seen: Seen) -> Told:
     """Adam's eps against the gradients that it is added to."""
     above = total = 0
-    for optimizer, group in _groups(seen):
+    for _optimizer, group in _groups(seen):
         eps = group.get("eps")
         if eps is None or "betas" not in group or float(eps) <= 0:
             continue
@@ -119,22 +153,29 @@ def _eps(seen: Seen) -> Told:
                 total += some.numel()
     if total and above / total > 0.5:
         yield finding(
-            "eps-large", "warning", f"Adam's eps is above the gradient in {above / total:.0%} of the entries: updates there fade to nothing",
-            "take eps=1e-8, or scale the loss", above / total,
-        )  # fmt: skip
+            "eps-large",
+            "warning",
+            f"Adam's eps is above the gradient in {above / total:.0%} of the entries: updates there fade to nothing",
+            "take eps=1e-8, or scale the loss",
+            above / total,
+        )
 
 
 def _by_depth(seen: Seen) -> Told:
     """Rates that fall from layer to layer towards the output: layer-wise decay the wrong way round."""
     rates = {id(p): seen.peak(g) for _, g in _groups(seen) for p in g["params"]}
     own = [rates[id(p)] for p in seen.setup.model.parameters() if id(p) in rates and p.ndim > 1]
-    steps = [own[0], *(b for a, b in zip(own, own[1:], strict=False) if b != a)] if own else []
-    if len(steps) >= LAYERS and all(b < a for a, b in zip(steps, steps[1:], strict=False)) and steps[0] > 4 * steps[-1] > 0:
+    steps = [own[0], *(b for a, b in itertools.pairwise(own) if b != a)] if own else []
+    if len(steps) >= LAYERS and all(b < a for a, b in itertools.pairwise(steps)) and steps[0] > 4 * steps[-1] > 0:
         yield finding(
-            "rates-reversed", "warning", f"the rate falls from layer to layer, {steps[0]:.3g} at the input to {steps[-1]:.3g} at the output: layer-wise"
+            "rates-reversed",
+            "warning",
+            f"the rate falls from layer to layer, {steps[0]:.3g} at the input to {steps[-1]:.3g} at the output:"
+            " layer-wise"
             " decay keeps the layers near the input slow, and the new head fast",
-            "turn the exponent round: lr * decay ** (layers - layer)", steps[0] / steps[-1],
-        )  # fmt: skip
+            "turn the exponent round: lr * decay ** (layers - layer)",
+            steps[0] / steps[-1],
+        )
 
 
 def _orthogonal(seen: Seen) -> Told:
@@ -147,22 +188,39 @@ def _orthogonal(seen: Seen) -> Told:
             continue
         wrong = {}
         for p in group["params"]:
-            what = "an embedding" if id(p) in tables else "the output head" if id(p) in heads else "a vector" if p.ndim < 2 else ""
+            what = (
+                "an embedding"
+                if id(p) in tables
+                else "the output head"
+                if id(p) in heads
+                else "a vector"
+                if p.ndim < 2
+                else ""
+            )
             if what:
                 wrong[names.get(id(p), "")] = what
         if wrong:
             name, what = next(iter(wrong.items()))
             yield finding(
-                "muon-groups", "error", f"{type(optimizer).__name__} holds {what}{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}: it is made for the"
+                "muon-groups",
+                "error",
+                f"{type(optimizer).__name__} holds {what}{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}:"
+                " it is made for the"
                 " matrices between, whose updates it makes orthogonal",
-                "leave embeddings, the output head, norm weights and biases to AdamW", float(len(wrong)), name,
-            )  # fmt: skip
+                "leave embeddings, the output head, norm weights and biases to AdamW",
+                float(len(wrong)),
+                name,
+            )
         fused = [names[id(p)] for p in group["params"] if id(p) in names and FUSED.search(names[id(p)]) and p.ndim == 2]
         if fused and not wrong:
             yield finding(
-                "muon-fused", "info", f"{type(optimizer).__name__} makes {many(len(fused), 'fused projection')} orthogonal as a whole",
-                "split Q, K and V before it is made orthogonal, as published implementations do", float(len(fused)), fused[0],
-            )  # fmt: skip
+                "muon-fused",
+                "info",
+                f"{type(optimizer).__name__} makes {many(len(fused), 'fused projection')} orthogonal as a whole",
+                "split Q, K and V before it is made orthogonal, as published implementations do",
+                float(len(fused)),
+                fused[0],
+            )
 
 
 def _heads(seen: Seen) -> set[int]:
@@ -177,7 +235,7 @@ def _heads(seen: Seen) -> set[int]:
 
 def _adapters(seen: Seen) -> Told:
     """Adapters that do not train, or a base that trains beside them."""
-    mine = {n: p for n, p in seen.setup.model.named_parameters()}
+    mine = dict(seen.setup.model.named_parameters())
     adapters = {n: p for n, p in mine.items() if ADAPTER.search(n)}
     if not adapters:
         return
@@ -185,11 +243,22 @@ def _adapters(seen: Seen) -> Told:
     base = {n: p for n, p in mine.items() if n not in adapters and p.ndim > 1}
     trained = [n for n, p in base.items() if p.requires_grad]
     if len(still) == len(adapters):
-        yield finding("adapters-frozen", "error", f"all {len(still)} adapter weights are frozen", "set requires_grad_(True) on them", float(len(still)), still[0])
+        yield finding(
+            "adapters-frozen",
+            "error",
+            f"all {len(still)} adapter weights are frozen",
+            "set requires_grad_(True) on them",
+            float(len(still)),
+            still[0],
+        )
     elif base and len(trained) > len(base) / 2:
         yield finding(
-            "base-trains", "warning", f"{len(trained)} of {len(base)} matrices of the base train beside the adapters",
-            "freeze the base: requires_grad_(False) before the adapters are added", float(len(trained)), trained[0],
-        )  # fmt: skip
+            "base-trains",
+            "warning",
+            f"{len(trained)} of {len(base)} matrices of the base train beside the adapters",
+            "freeze the base: requires_grad_(False) before the adapters are added",
+            float(len(trained)),
+            trained[0],
+        )
     else:
         yield f"{len(adapters)} adapter weights train, {len(base) - len(trained)} matrices of the base are frozen"

@@ -1,6 +1,6 @@
 """Several processes: the same weights, before and after an update; gradients that are averaged; data of one's own.
 
-    torchrun --nproc-per-node 2 -m isograd preflight train.py:setup
+torchrun --nproc-per-node 2 -m isograd preflight train.py:setup
 """
 
 import os
@@ -30,21 +30,32 @@ def look(seen: Seen) -> Told:
     later = _apart(after)
     if apart:
         yield finding(
-            "ranks-differ", "error", f"{many(len(apart), 'parameter')} begin with other values on another of {count} processes",
-            "seed all processes alike before the model is built, or wrap it in DistributedDataParallel", float(len(apart)), apart[0],
-        )  # fmt: skip
+            "ranks-differ",
+            "error",
+            f"{many(len(apart), 'parameter')} begin with other values on another of {count} processes",
+            "seed all processes alike before the model is built, or wrap it in DistributedDataParallel",
+            float(len(apart)),
+            apart[0],
+        )
     elif later:
         yield finding(
-            "gradients-not-averaged", "error", f"after {seen.updates} updates {many(len(later), 'parameter')} differ between {count} processes:"
+            "gradients-not-averaged",
+            "error",
+            f"after {seen.updates} updates {many(len(later), 'parameter')} differ between {count} processes:"
             " their gradients are not averaged",
-            "call the wrapped model (DDP), not model.module; and backward without no_sync() at the last micro-batch", float(len(later)), later[0],
-        )  # fmt: skip
+            "call the wrapped model (DDP), not model.module; and backward without no_sync() at the last micro-batch",
+            float(len(later)),
+            later[0],
+        )
     shared = set(batches[0]).intersection(*map(set, batches[1:]))
     if batches[0] and len(shared) > len(batches[0]) / 2:
         yield finding(
-            "ranks-same-data", "error", f"{len(shared)} of the first {len(batches[0])} batches come to all {count} processes",
-            "use a DistributedSampler, or seed and shard the data by rank", len(shared) / len(batches[0]),
-        )  # fmt: skip
+            "ranks-same-data",
+            "error",
+            f"{len(shared)} of the first {len(batches[0])} batches come to all {count} processes",
+            "use a DistributedSampler, or seed and shard the data by rank",
+            len(shared) / len(batches[0]),
+        )
     if not (apart or later or shared):
         yield f"{count} processes: weights equal before and after updates, each with its own batches"
 

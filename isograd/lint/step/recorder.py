@@ -37,7 +37,20 @@ CLASSES = ("cross_entropy", "nll_loss", "kl_div")
 NUMBERS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 MOST = 400  # losses that are kept
 LARGE = 1_000_000  # predictions
-_THROUGH = ("View", "Reshape", "Alias", "Transpose", "Permute", "Slice", "ToCopy", "Squeeze", "Unsqueeze", "Expand", "Clone", "Select")
+_THROUGH = (
+    "View",
+    "Reshape",
+    "Alias",
+    "Transpose",
+    "Permute",
+    "Slice",
+    "ToCopy",
+    "Squeeze",
+    "Unsqueeze",
+    "Expand",
+    "Clone",
+    "Select",
+)
 
 
 @dataclass(kw_only=True)
@@ -76,7 +89,13 @@ class LossCall:
         if given.ndim > 2:
             given = given.movedim(1, -1)
         given = given.reshape(-1, given.shape[-1])
-        target = target.reshape(-1) if not target.is_floating_point() else target.movedim(1, -1).reshape(given.shape) if target.ndim > 2 else target
+        target = (
+            target.reshape(-1)
+            if not target.is_floating_point()
+            else target.movedim(1, -1).reshape(given.shape)
+            if target.ndim > 2
+            else target
+        )
         if target.is_floating_point():
             counts = target.sum(-1) > 0
             return given, target.argmax(-1), counts if self.counted is None else counts & self.counted
@@ -187,11 +206,18 @@ class LossMode(TorchFunctionMode):
         settings = {k: v for k, v in kwargs.items() if k in ("ignore_index", "reduction", "label_smoothing", "weight")}
         self.losses.append(
             LossCall(
-                name=name, given=self._kept(given), target=target.detach(), settings=settings, made_by=_maker(given),
-                value=value, update=self.update, part=self._part, training=self.model.training,
+                name=name,
+                given=self._kept(given),
+                target=target.detach(),
+                settings=settings,
+                made_by=_maker(given),
+                value=value,
+                update=self.update,
+                part=self._part,
+                training=self.model.training,
                 live=given if self._live and given.requires_grad else None,
             )
-        )  # fmt: skip
+        )
 
 
 class Recorder(LossMode):
@@ -263,7 +289,11 @@ class Recorder(LossMode):
         """Of each update, what the mean losses of its parts were multiplied by; only where each part has one loss."""
         found = []
         for update in sorted({u for u, _, _ in self.backwards}):
-            own = [(part, value) for at, (u, part, value) in enumerate(self.backwards) if u == update and at >= self._used(update)]
+            own = [
+                (part, value)
+                for at, (u, part, value) in enumerate(self.backwards)
+                if u == update and at >= self._used(update)
+            ]
             ratios = []
             for part, value in own:
                 calls = [c for c in self.losses if (c.update, c.part) == (update, part) and c.value]
@@ -286,10 +316,13 @@ class Recorder(LossMode):
         self._part += 1
         self.forwards.append(
             Forward(
-                update=self.update, training=module.training, graded=torch.is_grad_enabled(),
-                autocast=torch.get_autocast_dtype(kind) if on else None, inputs=(args, kwargs),
+                update=self.update,
+                training=module.training,
+                graded=torch.is_grad_enabled(),
+                autocast=torch.get_autocast_dtype(kind) if on else None,
+                inputs=(args, kwargs),
             )
-        )  # fmt: skip
+        )
         for old in self.forwards[:-8]:
             old.inputs = None
 
@@ -370,17 +403,23 @@ class Recorder(LossMode):
         wanted = [p for p in held if p.requires_grad]
         self.steps.append(
             Step(
-                optimizer=optimizer, update=self.update, factor=factor, stale=stale, rest=rest,
+                optimizer=optimizer,
+                update=self.update,
+                factor=factor,
+                stale=stale,
+                rest=rest,
                 backwards=max((self._counts.get(id(p), 0) for p in held), default=0),
                 brought=_norm([self._fresh[id(p)] for p in held if id(p) in self._fresh]),
                 cleared=math.hypot(*(self._cleared.get(id(p), 0.0) for p in held)),
-                clipped=self._clipped.pop(id(optimizer), None), scale=scale, unscaled=unscaled,
+                clipped=self._clipped.pop(id(optimizer), None),
+                scale=scale,
+                unscaled=unscaled,
                 norm=_norm([p.grad for p in held if p.grad is not None]),
                 missing=[self._name(p) for p in wanted if p.grad is None],
                 zero=[self._name(p) for p in wanted if p.grad is not None and not bool(p.grad.any())],
                 rates=[float(g["lr"]) for g in optimizer.param_groups],
             )
-        )  # fmt: skip
+        )
         for p in held:
             if p.grad is not None and not p.grad.is_sparse:
                 self._weights[id(p)] = p.detach().clone()

@@ -42,7 +42,15 @@ FOLLOWS = {  # a code -> those that are its consequences
     "same-batch": ("data-sorted", "epochs-alike"),
     "loss-not-finite": ("resume-loses", "resume-differs", "gradients-add-up", "weights-still"),
     "batch-without-targets": ("loss-not-finite", "resume-loses", "resume-differs"),
-    "data-not-finite": ("loss-not-finite", "resume-loses", "resume-differs", "not-finite", "output-not-finite", "gradients-add-up", "weights-still"),
+    "data-not-finite": (
+        "loss-not-finite",
+        "resume-loses",
+        "resume-differs",
+        "not-finite",
+        "output-not-finite",
+        "gradients-add-up",
+        "weights-still",
+    ),
 }
 SEQUENCES = 4  # of a batch, that the model is checked with
 OF_THE_STEP = ("lr-zero", "lr-high", "optimizer-lacks-parameters", "optimizer-of-another-model", "weight-decay-high")
@@ -83,9 +91,9 @@ def preflight(
     Some batches are taken and some updates are made; then all that is reached from what was given is put back, bit for
     bit: parameters, gradients, optimizer, scheduler, scaler, random numbers, counters.
 
-        report = isograd.preflight(model, loss=loss, data=loader, optimizer=optimizer, scheduler=scheduler, steps=20_000)
-        report = isograd.preflight(trainer)                  # of transformers or trl
-        report = isograd.preflight((module, trainer, loader))   # of Lightning
+        report = isograd.preflight(model, loss=loss, data=loader, optimizer=optimizer, steps=20_000)
+        report = isograd.preflight(trainer)                      # of transformers or trl
+        report = isograd.preflight((module, trainer, loader))    # of Lightning
 
     Args:
         model: the model, a trainer, or a dict of the parts below.
@@ -148,15 +156,73 @@ def preflight(
 
 
 CODES = frozenset(
-    """accumulation-undivided accumulation-unequal adapters-frozen autocast-missing base-trains batch-without-targets
-    betas-swapped clip-after-step clip-before-unscale clip-small data-empty data-not-finite data-sorted decay-of-vectors
-    end-never-target epochs-alike eps-large eval-mode gradient-missing gradients-add-up gradients-lost gradients-not-averaged inputs-scale loss-broadcast
-    loss-in-half loss-not-finite loss-of-probabilities loss-shifted lr-high lr-zero muon-fused muon-groups no-update
-    optimizer-lacks-parameters optimizer-of-another-model padding-scored parameter-held-twice parts-lost ranks-differ ranks-same-data rates-reversed resume-differs
-    resume-fails resume-loses same-batch same-rows scaler-bypassed scaler-missing scaler-not-updated scaler-unused
-    schedule-ends-early schedule-not-stepped schedule-per-batch schedule-too-long step-each-part step-fails target-in-inputs
-    target-leaks targets-constant targets-mixed targets-scale updates-rounded warmup-too-long
-    weight-decay-high weights-still""".split()
+    [
+        "accumulation-undivided",
+        "accumulation-unequal",
+        "adapters-frozen",
+        "autocast-missing",
+        "base-trains",
+        "batch-without-targets",
+        "betas-swapped",
+        "clip-after-step",
+        "clip-before-unscale",
+        "clip-small",
+        "data-empty",
+        "data-not-finite",
+        "data-sorted",
+        "decay-of-vectors",
+        "end-never-target",
+        "epochs-alike",
+        "eps-large",
+        "eval-mode",
+        "gradient-missing",
+        "gradients-add-up",
+        "gradients-lost",
+        "gradients-not-averaged",
+        "inputs-scale",
+        "loss-broadcast",
+        "loss-in-half",
+        "loss-not-finite",
+        "loss-of-probabilities",
+        "loss-shifted",
+        "lr-high",
+        "lr-zero",
+        "muon-fused",
+        "muon-groups",
+        "no-update",
+        "optimizer-lacks-parameters",
+        "optimizer-of-another-model",
+        "padding-scored",
+        "parameter-held-twice",
+        "parts-lost",
+        "ranks-differ",
+        "ranks-same-data",
+        "rates-reversed",
+        "resume-differs",
+        "resume-fails",
+        "resume-loses",
+        "same-batch",
+        "same-rows",
+        "scaler-bypassed",
+        "scaler-missing",
+        "scaler-not-updated",
+        "scaler-unused",
+        "schedule-ends-early",
+        "schedule-not-stepped",
+        "schedule-per-batch",
+        "schedule-too-long",
+        "step-each-part",
+        "step-fails",
+        "target-in-inputs",
+        "target-leaks",
+        "targets-constant",
+        "targets-mixed",
+        "targets-scale",
+        "updates-rounded",
+        "warmup-too-long",
+        "weight-decay-high",
+        "weights-still",
+    ]
 )  # that preflight itself reports
 
 
@@ -174,9 +240,13 @@ def known(codes: Iterable[str]) -> frozenset[str]:
 
 def _failed(seen: Seen) -> Finding:
     return Finding(
-        code="step-fails", severity="error", address="", measured=float(seen.updates),
-        message=f"an update raised {seen.failed}", remedy="run one update by hand, and look at its traceback",
-    )  # fmt: skip
+        code="step-fails",
+        severity="error",
+        address="",
+        measured=float(seen.updates),
+        message=f"an update raised {seen.failed}",
+        remedy="run one update by hand, and look at its traceback",
+    )
 
 
 def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any, missed: list[str]) -> Findings | None:
@@ -198,9 +268,14 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
     warmup = next((c.warmup for _, c in seen.courses if c.peak > c.rates[0]), 0)
     try:
         return check(
-            seen.setup.model, batch, lr=max(peaks, default=None) if seen.setup.steps else None, warmup=warmup, prove=prove,
-            intent=intent, ignore=ignore & OF_CHECK,
-        )  # fmt: skip
+            seen.setup.model,
+            batch,
+            lr=max(peaks, default=None) if seen.setup.steps else None,
+            warmup=warmup,
+            prove=prove,
+            intent=intent,
+            ignore=ignore & OF_CHECK,
+        )
     except Exception as error:  # a model that it cannot record
         missed.append(f"the model: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
         return None
@@ -210,7 +285,9 @@ def summary(report: Preflight) -> str:
     """In one line."""
     counts = {s: sum(f.severity == s for f in report) for s in ("error", "warning", "info")}
     said = [f"{n} {name}{'s' if n > 1 and name != 'info' else ''}" for name, n in counts.items() if n]
-    return f"{many(sum(bool(g) for g in report.groups.values()), 'group')} in {report.seconds:.0f} s: " + (", ".join(said) or "nothing found")
+    return f"{many(sum(bool(g) for g in report.groups.values()), 'group')} in {report.seconds:.0f} s: " + (
+        ", ".join(said) or "nothing found"
+    )
 
 
 __all__ = ["Preflight", "Setup", "preflight", "summary"]

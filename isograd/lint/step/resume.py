@@ -42,7 +42,14 @@ def look(seen: Seen) -> Told:
             _update(setup, batches, BEFORE)
             resumed = dict(_states(setup))
         except Exception as error:
-            yield finding("resume-fails", "error", f"save and load, then one update: {type(error).__name__}: {str(error).splitlines()[0][:150] if str(error) else ''}", "load what was saved", 1.0)
+            yield finding(
+                "resume-fails",
+                "error",
+                f"save and load, then one update: {type(error).__name__}:"
+                f" {str(error).splitlines()[0][:150] if str(error) else ''}",
+                "load what was saved",
+                1.0,
+            )
             return
         finally:
             fresh.restore()
@@ -50,15 +57,23 @@ def look(seen: Seen) -> Told:
     apart = [name for name in went_on if _kind(name) == "model" and not _same(went_on[name], resumed.get(name))]
     if lost:
         yield finding(
-            "resume-loses", "error", f"load does not bring back the state of the {' and the '.join(lost)}"
+            "resume-loses",
+            "error",
+            f"load does not bring back the state of the {' and the '.join(lost)}"
             + (": the next update differs from the one without the pause" if apart else ""),
-            f"save and load {', '.join(f'{name}.state_dict()' for name in lost)}", float(len(lost)),
-        )  # fmt: skip
+            f"save and load {', '.join(f'{name}.state_dict()' for name in lost)}",
+            float(len(lost)),
+        )
     elif apart:
         yield finding(
-            "resume-differs", "warning", f"the update after load differs from the one without the pause in {len(apart)} parameters, though all states are back",
-            "look for state beside model, optimizer and schedule: an average of weights, a counter, random numbers", float(len(apart)), apart[0].partition(" ")[2],
-        )  # fmt: skip
+            "resume-differs",
+            "warning",
+            f"the update after load differs from the one without the pause in {len(apart)} parameters, though all"
+            " states are back",
+            "look for state beside model, optimizer and schedule: an average of weights, a counter, random numbers",
+            float(len(apart)),
+            apart[0].partition(" ")[2],
+        )
     else:
         yield "the update after save and load is bit-equal to the one without"
 
@@ -94,7 +109,11 @@ def _beside(setup: Setup) -> Iterator[tuple[str, nn.Module]]:
             held = cell.cell_contents
         except ValueError:
             continue
-        if isinstance(held, nn.Module) and held is not setup.model and not any(held is m for m in setup.model.modules()):
+        if (
+            isinstance(held, nn.Module)
+            and held is not setup.model
+            and not any(held is m for m in setup.model.modules())
+        ):
             yield name, held
 
 

@@ -1,5 +1,6 @@
 """The schedule of the rate, simulated to the end of the run."""
 
+import itertools
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -18,9 +19,19 @@ def look(seen: Seen) -> Told:
     ours = [s for s in seen.schedulers if isinstance(s, LRScheduler)]
     if not ours:
         if rates and max(rates) == 0:
-            yield finding("lr-zero", "error", f"the rate is 0 in the first {len(rates)} updates", "set lr, or step the schedule", 0.0)
+            yield finding(
+                "lr-zero",
+                "error",
+                f"the rate is 0 in the first {len(rates)} updates",
+                "set lr, or step the schedule",
+                0.0,
+            )
         elif rates:
-            yield f"constant at {rates[-1]:.3g}" if len(set(rates)) == 1 else f"set by the loop: {rates[0]:.3g} to {rates[-1]:.3g} in the first updates"
+            yield (
+                f"constant at {rates[-1]:.3g}"
+                if len(set(rates)) == 1
+                else f"set by the loop: {rates[0]:.3g} to {rates[-1]:.3g} in the first updates"
+            )
         return
     for scheduler in ours:
         yield from _one(seen, scheduler)
@@ -43,48 +54,67 @@ def _one(seen: Seen, scheduler: Any) -> Told:
         if round(times) == setup.accumulate or setup.kind != "loop":
             what += f" of {round(times)} micro-batches"
         yield finding(
-            "schedule-per-batch", "error", f"{name} is stepped {what}: it is over after 1/{times:.0f} of its steps",
-            "step it once, after optimizer.step()", times,
-        )  # fmt: skip
+            "schedule-per-batch",
+            "error",
+            f"{name} is stepped {what}: it is over after 1/{times:.0f} of its steps",
+            "step it once, after optimizer.step()",
+            times,
+        )
         return
     if not steps or steps < 2:
         yield f"{name}, stepped once per update; give steps= to see its whole course"
         return
     made = next(c for s, c in seen.courses if s is scheduler)
     if made.peak <= 0:
-        yield finding("lr-zero", "error", f"{name} keeps the rate at 0 throughout", "look at its factors and its lr", 0.0)
+        yield finding(
+            "lr-zero", "error", f"{name} keeps the rate at 0 throughout", "look at its factors and its lr", 0.0
+        )
         return
     if made.ended is not None and made.ended[0] < steps - 2:
         yield finding(
-            "schedule-ends-early", "error", f"{name} cannot be stepped after update {made.ended[0]:,} of {steps:,}: {made.ended[1]}",
-            f"build it for {steps:,} steps", made.ended[0] / steps,
-        )  # fmt: skip
+            "schedule-ends-early",
+            "error",
+            f"{name} cannot be stepped after update {made.ended[0]:,} of {steps:,}: {made.ended[1]}",
+            f"build it for {steps:,} steps",
+            made.ended[0] / steps,
+        )
         return
     yield from _course(made, name, steps, scheduler)
 
 
 def _course(made: Course, name: str, steps: int, scheduler: Any) -> Told:
-    rates, peak = made.rates[: steps], made.peak
+    rates, peak = made.rates[:steps], made.peak
     last = next((i for i in range(len(rates) - 1, -1, -1) if rates[i] > GONE * peak), 0)
-    rising = all(b >= a for a, b in zip(rates, rates[1:], strict=False)) and rates[-1] > 1.05 * rates[0]
+    rising = all(b >= a for a, b in itertools.pairwise(rates)) and rates[-1] > 1.05 * rates[0]
     if rising and rates[-1] > rates[int(0.9 * len(rates)) - 1] * 1.001:
         yield finding(
-            "warmup-too-long", "error", f"{name} still rises at the end: after {steps:,} updates the rate is {rates[-1]:.3g}",
-            "give the warm-up in updates, a few percent of the run", rates[-1],
-        )  # fmt: skip
+            "warmup-too-long",
+            "error",
+            f"{name} still rises at the end: after {steps:,} updates the rate is {rates[-1]:.3g}",
+            "give the warm-up in updates, a few percent of the run",
+            rates[-1],
+        )
     elif len(rates) - 1 - last > EARLY * steps:
         yield finding(
-            "schedule-ends-early", "warning", f"{name} is below 1% of its peak from update {last + 1:,} of {steps:,} on",
-            f"build it for {steps:,} steps", (last + 1) / steps,
-        )  # fmt: skip
+            "schedule-ends-early",
+            "warning",
+            f"{name} is below 1% of its peak from update {last + 1:,} of {steps:,} on",
+            f"build it for {steps:,} steps",
+            (last + 1) / steps,
+        )
     elif (length := _length(scheduler)) and length > 2 * steps and rates[-1] > 0.5 * peak:
         yield finding(
-            "schedule-too-long", "warning", f"{name} is built for {length:,} steps and the run has {steps:,}: the rate ends at {rates[-1] / peak:.0%} of its peak",
-            f"build it for {steps:,} steps", length / steps,
-        )  # fmt: skip
+            "schedule-too-long",
+            "warning",
+            f"{name} is built for {length:,} steps and the run has {steps:,}: the rate ends at"
+            f" {rates[-1] / peak:.0%} of its peak",
+            f"build it for {steps:,} steps",
+            length / steps,
+        )
     else:
         low = min(rates[made.warmup :], default=0.0)
-        yield f"{name}: peak {peak:.3g} at update {made.warmup:,}, {rates[-1]:.3g} at the end ({steps:,}), lowest {low:.3g}"
+        yield f"{name}: peak {peak:.3g} at update {made.warmup:,}, {rates[-1]:.3g} at the end ({steps:,}), lowest"
+        f" {low:.3g}"
 
 
 def _length(scheduler: Any) -> int | None:
@@ -123,12 +153,19 @@ def _not_stepped(seen: Seen, scheduler: Any) -> Told:
         return
     if meant and setup.kind == "Lightning":
         yield finding(
-            "schedule-not-stepped", "error", f"{name} is built for updates ({length:,} of them) and is stepped once per epoch: {epochs} times in the run",
-            'return it with {"scheduler": scheduler, "interval": "step"}', epochs / (length or 1),
-        )  # fmt: skip
+            "schedule-not-stepped",
+            "error",
+            f"{name} is built for updates ({length:,} of them) and is stepped once per epoch: {epochs} times in the"
+            " run",
+            'return it with {"scheduler": scheduler, "interval": "step"}',
+            epochs / (length or 1),
+        )
         return
     what = f"; the rate stays at {max(rates):.3g}" if rates else ""
     yield finding(
-        "schedule-not-stepped", "error", f"{name} is never stepped in {seen.updates} updates{what}",
-        "call scheduler.step() after optimizer.step()", 0.0,
-    )  # fmt: skip
+        "schedule-not-stepped",
+        "error",
+        f"{name} is never stepped in {seen.updates} updates{what}",
+        "call scheduler.step() after optimizer.step()",
+        0.0,
+    )

@@ -140,7 +140,16 @@ def _step(part: Any) -> str:
 
 def look(setup: Setup) -> Seen:
     """Take batches, and make some real updates; what they change is put back when `Seen.kept` is restored."""
-    roots = (setup, setup.model, *setup.optimizers, *setup.schedulers, setup.scaler, setup.data, setup.step, setup.given)
+    roots = (
+        setup,
+        setup.model,
+        *setup.optimizers,
+        *setup.schedulers,
+        setup.scaler,
+        setup.data,
+        setup.step,
+        setup.given,
+    )
     kept = Kept(*(root for root in roots if root is not None))
     kept.also = setup.undo
     began = time.perf_counter()
@@ -172,7 +181,9 @@ def _updates(setup: Setup, seen: Seen, record: Recorder, began: float) -> None:
             setup.train(UPDATES)
             return
         wanted = setup.accumulate
-        batches = seen.batches if len(seen.batches) >= wanted * UPDATES else setup.batches(wanted * UPDATES) or seen.batches
+        batches = (
+            seen.batches if len(seen.batches) >= wanted * UPDATES else setup.batches(wanted * UPDATES) or seen.batches
+        )
         for update in range(UPDATES):
             record.update = update
             at = update * wanted
@@ -221,7 +232,13 @@ def reading_of(seen: Seen, batch: Any) -> Reading | None:
     given, target, counts = calls[which].rows
     found = None
     for name, ids in seen.leaves(batch).items():
-        if ids.is_floating_point() or ids.ndim != 2 or len(target) % len(ids) or ids.shape[1] < 4 or ids.dtype == torch.bool:
+        if (
+            ids.is_floating_point()
+            or ids.ndim != 2
+            or len(target) % len(ids)
+            or ids.shape[1] < 4
+            or ids.dtype == torch.bool
+        ):
             continue
         length = len(target) // len(ids)
         if abs(length - ids.shape[1]) > 2:
@@ -230,8 +247,10 @@ def reading_of(seen: Seen, batch: Any) -> Reading | None:
         asked = counts.view(len(ids), length)
         looked = ids.untyped_storage().data_ptr() in mode.looked_up
         offset, share = offset_of(ids, rows, asked)
-        if not looked and len(mode.looked_up) and any(
-            leaf.untyped_storage().data_ptr() in mode.looked_up for leaf in seen.leaves(batch).values()
+        if (
+            not looked
+            and len(mode.looked_up)
+            and any(leaf.untyped_storage().data_ptr() in mode.looked_up for leaf in seen.leaves(batch).values())
         ):
             continue
         dynamic = _changed(seen, batch, name, ids, which, given, rows, asked, offset)
@@ -239,9 +258,16 @@ def reading_of(seen: Seen, batch: Any) -> Reading | None:
             continue
         ahead, both, visible, tried = dynamic
         one = Reading(
-            name=name, ids=ids, offset=offset, share=share, ahead=ahead, both=both, visible=visible, tried=tried,
+            name=name,
+            ids=ids,
+            offset=offset,
+            share=share,
+            ahead=ahead,
+            both=both,
+            visible=visible,
+            tried=tried,
             crossed=offset is not None and _crossed(seen, batch, ids, which, given, len(ids)),
-        )  # fmt: skip
+        )
         if found is None or (one.offset is not None and found.offset is None):
             found = one
     return found
@@ -271,7 +297,15 @@ def offset_of(ids: Tensor, rows: Tensor, asked: Tensor) -> tuple[int | None, flo
 
 
 def _changed(
-    seen: Seen, batch: Any, name: str, ids: Tensor, which: int, given: Tensor, rows: Tensor, asked: Tensor, offset: int | None
+    seen: Seen,
+    batch: Any,
+    name: str,
+    ids: Tensor,
+    which: int,
+    given: Tensor,
+    rows: Tensor,
+    asked: Tensor,
+    offset: int | None,
 ) -> tuple[int | None, bool, float, int] | None:
     """What changes where one id of each sequence is another."""
     count, width = ids.shape

@@ -19,9 +19,20 @@ from isograd.errors import InputsError, hint
 from isograd.trace.record import answer, arguments
 
 KEYS = (
-    "model", "loss", "data", "optimizer", "scheduler", "scaler", "steps", "accumulate", "clip", "autocast", "step",
-    "save", "load",
-)  # fmt: skip
+    "model",
+    "loss",
+    "data",
+    "optimizer",
+    "scheduler",
+    "scaler",
+    "steps",
+    "accumulate",
+    "clip",
+    "autocast",
+    "step",
+    "save",
+    "load",
+)
 _MODEL = ("model", "net", "network", "module", "m")
 
 
@@ -125,15 +136,17 @@ def setup_of(given: Any = None, **parts: Any) -> Setup:
 
 
 def _is_lightning(given: Any) -> bool:
-    return any(kind.__module__.startswith(("lightning", "pytorch_lightning")) for kind in type(given).__mro__[:-1]) and (
-        hasattr(given, "training_step")
-    )
+    return any(
+        kind.__module__.startswith(("lightning", "pytorch_lightning")) for kind in type(given).__mro__[:-1]
+    ) and (hasattr(given, "training_step"))
 
 
 def _of_parts(parts: dict[str, Any]) -> Setup:
     for name in ("model", "data", "optimizer"):
         if name not in parts:
-            raise InputsError(f"a setup needs model, data and optimizer, and a loss where the model returns none: {name} is missing")
+            raise InputsError(
+                f"a setup needs model, data and optimizer, and a loss where the model returns none: {name} is missing"
+            )
     model = parts["model"]
     if not isinstance(model, nn.Module):
         raise InputsError(f"model is of type {type(model).__name__}; expected an nn.Module")
@@ -143,7 +156,11 @@ def _of_parts(parts: dict[str, Any]) -> Setup:
         data=parts["data"],
         optimizers=_several(parts["optimizer"]),
         schedulers=_several(parts.get("scheduler")),
-        **{name: parts[name] for name in ("scaler", "steps", "clip", "autocast", "step", "save", "load") if name in parts},
+        **{
+            name: parts[name]
+            for name in ("scaler", "steps", "clip", "autocast", "step", "save", "load")
+            if name in parts
+        },
         accumulate=int(parts.get("accumulate", 1)),
         given=parts,
     )
@@ -191,9 +208,10 @@ def called(model: nn.Module, batch: Any) -> Any:
     """The output for a batch; of a pair whose second is the target, for the first alone where forward takes one."""
     args, kwargs = arguments(batch)
     needed = [
-        p for p in inspect.signature(model.forward).parameters.values()
+        p
+        for p in inspect.signature(model.forward).parameters.values()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]  # fmt: skip
+    ]
     if kwargs:
         known = {p.name for p in needed}
         takes_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values())

@@ -9,5 +9,7 @@ Told = Iterator[Finding | str]
 Look = Callable[[Seen], Told]
 
 
-def finding(code: str, severity: Severity, message: str, remedy: str, measured: float = 1.0, address: str = "") -> Finding:
+def finding(
+    code: str, severity: Severity, message: str, remedy: str, measured: float = 1.0, address: str = ""
+) -> Finding:
     return Finding(code=code, severity=severity, address=address, measured=measured, message=message, remedy=remedy)

@@ -64,7 +64,11 @@ def _of_trainer(trainer: Any, parts: dict[str, Any]) -> Setup:
         args.save_strategy = args.eval_strategy = args.logging_strategy = "no"
         args.load_best_model_at_end, args.disable_tqdm, args.report_to, args.max_steps = False, True, [], steps
         trainer.callback_handler = CallbackHandler(
-            [DefaultFlowCallback(), Stop(updates)], trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
+            [DefaultFlowCallback(), Stop(updates)],
+            trainer.model,
+            trainer.processing_class,
+            trainer.optimizer,
+            trainer.lr_scheduler,
         )
         with _quiet():
             trainer.train()
@@ -74,10 +78,20 @@ def _of_trainer(trainer: Any, parts: dict[str, Any]) -> Setup:
 
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     return Setup(
-        model=trainer.model, loss=loss, data=data, optimizers=[trainer.optimizer], schedulers=[trainer.lr_scheduler],
-        steps=steps, accumulate=accumulate, clip=args.max_grad_norm or None, autocast=dtype, train=train, kind="Trainer",
-        given=trainer, undo=before.restore,
-    )  # fmt: skip
+        model=trainer.model,
+        loss=loss,
+        data=data,
+        optimizers=[trainer.optimizer],
+        schedulers=[trainer.lr_scheduler],
+        steps=steps,
+        accumulate=accumulate,
+        clip=args.max_grad_norm or None,
+        autocast=dtype,
+        train=train,
+        kind="Trainer",
+        given=trainer,
+        undo=before.restore,
+    )
 
 
 def _planned(args: Any, data: Any) -> int:
@@ -115,12 +129,23 @@ def _of_lightning(module: Any, trainer: Any, data: Any) -> Setup:
         many = len(optimizers) or 1
         with _quiet():
             own = lightning.Trainer(
-                max_steps=steps or 10_000, min_steps=0, min_epochs=0, accumulate_grad_batches=accumulate,
-                gradient_clip_val=trainer.gradient_clip_val, gradient_clip_algorithm=trainer.gradient_clip_algorithm,
-                precision=trainer.precision, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
-                enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, num_sanity_val_steps=0,
+                max_steps=steps or 10_000,
+                min_steps=0,
+                min_epochs=0,
+                accumulate_grad_batches=accumulate,
+                gradient_clip_val=trainer.gradient_clip_val,
+                gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                precision=trainer.precision,
+                accelerator="cpu",
+                devices=1,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                limit_val_batches=0,
+                num_sanity_val_steps=0,
                 callbacks=[Stop(updates * many)],
-            )  # fmt: skip
+            )
             module.configure_optimizers = lambda: held[0]
             try:
                 own.fit(module, data)
@@ -142,10 +167,19 @@ def _of_lightning(module: Any, trainer: Any, data: Any) -> Setup:
         return found["loss"] if isinstance(found, dict) else found
 
     return Setup(
-        model=module, loss=loss, data=data, optimizers=optimizers, schedulers=schedulers, steps=steps or None,
-        accumulate=accumulate, clip=trainer.gradient_clip_val, train=train, kind="Lightning", given=(module, trainer),
+        model=module,
+        loss=loss,
+        data=data,
+        optimizers=optimizers,
+        schedulers=schedulers,
+        steps=steps or None,
+        accumulate=accumulate,
+        clip=trainer.gradient_clip_val,
+        train=train,
+        kind="Lightning",
+        given=(module, trainer),
         undo=before.restore,
-    )  # fmt: skip
+    )
 
 
 def _configured(made: Any) -> tuple[list[Any], list[Any]]:

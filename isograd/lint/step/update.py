@@ -22,16 +22,27 @@ def look(seen: Seen) -> Told:
 
 
 def _mode(seen: Seen) -> Told:
-    noisy = {type(m).__name__ for m in seen.setup.model.modules() if type(m).__name__.startswith(NOISY) and getattr(m, "p", 1) != 0}
+    noisy = {
+        type(m).__name__
+        for m in seen.setup.model.modules()
+        if type(m).__name__.startswith(NOISY) and getattr(m, "p", 1) != 0
+    }
     first = [f for f in seen.forwards if f.graded]
     if noisy and first and not any(f.training for f in first):
         yield finding(
-            "eval-mode", "error", f"updates are made in evaluation mode: {', '.join(sorted(noisy))} does nothing",
-            "call model.train() before the loop, and after each evaluation", float(len(first)),
-        )  # fmt: skip
+            "eval-mode",
+            "error",
+            f"updates are made in evaluation mode: {', '.join(sorted(noisy))} does nothing",
+            "call model.train() before the loop, and after each evaluation",
+            float(len(first)),
+        )
     elif noisy and first and not all(f.training for f in first):
         yield finding(
-            "eval-mode", "warning", "some updates are made in evaluation mode, others are not", "call model.train() after each evaluation", 1.0
+            "eval-mode",
+            "warning",
+            "some updates are made in evaluation mode, others are not",
+            "call model.train() after each evaluation",
+            1.0,
         )
 
 
@@ -46,17 +57,23 @@ def _count(seen: Seen) -> Told:
     wanted = setup.accumulate
     if setup.kind == "loop" and wanted > 1 and most == wanted:
         yield finding(
-            "step-each-part", "error", f"the optimizer steps {most} times in an update of {wanted} micro-batches: nothing is accumulated",
-            "call optimizer.step() and zero_grad() once per update, after the last micro-batch", float(most),
-        )  # fmt: skip
+            "step-each-part",
+            "error",
+            f"the optimizer steps {most} times in an update of {wanted} micro-batches: nothing is accumulated",
+            "call optimizer.step() and zero_grad() once per update, after the last micro-batch",
+            float(most),
+        )
     elif setup.kind == "loop" and wanted > 1:
         passes = len([1 for u, _, _ in seen.record.backwards if u == 0])
         reach = max((s.backwards for s in steps if s.update == 0), default=0)
         if reach < wanted and (passes >= wanted or _alone(seen)):
             yield finding(
-                "parts-lost", "error", f"of {wanted} micro-batches of an update the optimizer gets the gradients of {reach}",
-                "call zero_grad() once per update, and backward for each micro-batch", float(reach),
-            )  # fmt: skip
+                "parts-lost",
+                "error",
+                f"of {wanted} micro-batches of an update the optimizer gets the gradients of {reach}",
+                "call zero_grad() once per update, and backward for each micro-batch",
+                float(reach),
+            )
         else:
             yield f"{wanted} micro-batches make an update"
 
@@ -74,43 +91,71 @@ def _gradients(seen: Seen) -> Told:
     stale = [s for s in later if abs(s.stale) > STALE and s.rest < 0.05]
     if later and len(stale) > len(later) / 2:
         yield finding(
-            "gradients-add-up", "error", f"the gradient of an update holds {abs(stale[0].stale):.0%} of its norm from the update before",
-            "call optimizer.zero_grad() once per update", abs(stale[0].stale),
-        )  # fmt: skip
+            "gradients-add-up",
+            "error",
+            f"the gradient of an update holds {abs(stale[0].stale):.0%} of its norm from the update before",
+            "call optimizer.zero_grad() once per update",
+            abs(stale[0].stale),
+        )
         return
     lost = [s for s in seen.steps if not s.norm and (s.brought or s.cleared)]
     bare = [s for s in seen.steps if not s.norm]
-    if (lost and len(lost) > len(seen.steps) / 2) or (len(bare) == len(seen.steps) and not any(s.backwards for s in bare)):
+    if (lost and len(lost) > len(seen.steps) / 2) or (
+        len(bare) == len(seen.steps) and not any(s.backwards for s in bare)
+    ):
         yield finding(
-            "gradients-lost", "error", "backward brings gradients, and at the optimizer's step there are none" if lost else "no gradient is there at the optimizer's step",
-            "call zero_grad() after step(), or before backward: not between", 0.0,
-        )  # fmt: skip
+            "gradients-lost",
+            "error",
+            "backward brings gradients, and at the optimizer's step there are none"
+            if lost
+            else "no gradient is there at the optimizer's step",
+            "call zero_grad() after step(), or before backward: not between",
+            0.0,
+        )
         return
     cut = [s.factor for s in steps if s.factor == s.factor and not s.unscaled]
     clipped = [f for f in cut if f < 0.999]
-    after = [s for s in seen.steps if s.later is not None and 0 < s.later < 0.99 * s.norm and s.update < len(seen.steps)]
+    after = [
+        s for s in seen.steps if s.later is not None and 0 < s.later < 0.99 * s.norm and s.update < len(seen.steps)
+    ]
     if after and not clipped and len(after) >= max(1, len(steps) - 1):
         yield finding(
-            "clip-after-step", "error", f"gradients are clipped (from {after[0].norm:.3g} to {after[0].later:.3g}) after the optimizer has used them",
-            "call clip_grad_norm_ before optimizer.step()", after[0].norm,
-        )  # fmt: skip
+            "clip-after-step",
+            "error",
+            f"gradients are clipped (from {after[0].norm:.3g} to {after[0].later:.3g}) after the optimizer has used"
+            " them",
+            "call clip_grad_norm_ before optimizer.step()",
+            after[0].norm,
+        )
     norms = [s.norm for s in steps if s.norm == s.norm]
     if norms:
         share = f"; clipped to {min(clipped):.2g} of it" if clipped else ""
         yield f"gradient norm {min(norms):.3g} to {max(norms):.3g} at the step{share}"
     if clipped and len(clipped) == len(cut) and max(clipped) < 0.01:
         yield finding(
-            "clip-small", "info", f"clipping leaves {max(clipped):.1%} of every gradient: all updates have the same size",
-            "take a larger max_norm, near the usual gradient norm", max(clipped),
-        )  # fmt: skip
-    lost = sorted(set.intersection(*[{*s.missing} for s in steps])) if len({id(s.optimizer) for s in steps}) == 1 and steps else []
+            "clip-small",
+            "info",
+            f"clipping leaves {max(clipped):.1%} of every gradient: all updates have the same size",
+            "take a larger max_norm, near the usual gradient norm",
+            max(clipped),
+        )
+    lost = (
+        sorted(set.intersection(*[{*s.missing} for s in steps]))
+        if len({id(s.optimizer) for s in steps}) == 1 and steps
+        else []
+    )
     lost = [name for name in lost if name]
     if lost:
         total = len({n for s in steps for n in (*s.moved, *s.missing)})
         yield finding(
-            "gradient-missing", "warning", f"{many(len(lost), 'parameter')} of {total} that the optimizer holds got no gradient in {many(seen.updates, 'update')}",
-            "use them in the loss, take the detach() or no_grad() out, or freeze them: requires_grad_(False)", float(len(lost)), lost[0],
-        )  # fmt: skip
+            "gradient-missing",
+            "warning",
+            f"{many(len(lost), 'parameter')} of {total} that the optimizer holds got no gradient in"
+            f" {many(seen.updates, 'update')}",
+            "use them in the loss, take the detach() or no_grad() out, or freeze them: requires_grad_(False)",
+            float(len(lost)),
+            lost[0],
+        )
 
 
 def _moves(seen: Seen) -> Told:
@@ -122,9 +167,12 @@ def _moves(seen: Seen) -> Told:
             names[name] = max(names.get(name, 0.0), change / size if size else change)
     if live and names and not any(names.values()):
         yield finding(
-            "weights-still", "error", f"no weight has moved in {many(len(live), 'update')} with gradients and a rate above 0",
-            "the optimizer's step is skipped, or is another model's", 0.0,
-        )  # fmt: skip
+            "weights-still",
+            "error",
+            f"no weight has moved in {many(len(live), 'update')} with gradients and a rate above 0",
+            "the optimizer's step is skipped, or is another model's",
+            0.0,
+        )
     elif names:
         middle = sorted(names.values())[len(names) // 2]
         yield f"an update moves a matrix by {middle:.2g} of its size (median of {len(names)})"

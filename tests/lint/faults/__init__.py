@@ -28,12 +28,6 @@ _WIRING: dict[str, Pair] = {
         "final-norm-missing",
     ),
     "decoder-without-final-norm": (wiring.without_final, pre, "final-norm-missing"),
-    "torch-encoder-cloned": (
-        lambda: wiring.torch_encoder(norm_first=False, final=False, cloned=True),
-        lambda: wiring.torch_encoder(norm_first=False, final=False),
-        "weights-copied",
-    ),
-    "layers-deep-copied": (wiring.deep_copied, pre, "weights-copied"),
     "qk-norm-not-applied": (
         lambda: pre(layer=wiring.ForgottenNormLayer),
         lambda: pre(layer=wiring.NormedLayer),
@@ -43,17 +37,7 @@ _WIRING: dict[str, Pair] = {
     "no-transformer": (wiring.no_transformer, pre, "not-found"),
 }
 _STARTS: dict[str, Pair] = {
-    "deepnorm-swapped": (
-        lambda: initialization.deepnorm(skip=initialization.BETA, start=initialization.ALPHA),
-        initialization.deepnorm,
-        "deepnorm-swapped",
-    ),
-    "deepnorm-fused-value": (
-        lambda: initialization.deepnorm(fused=True, value=1.0),
-        lambda: initialization.deepnorm(fused=True),
-        "init-value-unscaled",
-    ),
-    "embedding-of-torch": (initialization.torchs_embedding, pre, "embedding-std"),
+    "embedding-of-torch": (initialization.torchs_embedding, pre, "initial-loss"),
     "feedforward-of-torch": (initialization.torchs_feedforward, pre, "init-std"),
     "one-large-out": (initialization.one_large_out, pre, "init-std"),
     "head-of-one": (lambda: initialization.own_head(1.0), lambda: initialization.own_head(0.02), "initial-loss"),
@@ -93,7 +77,6 @@ FAULTS: dict[str, Pair] = _WIRING | _STARTS | _READING | _OPTIONS
 
 OPTIONS: Mapping[str, dict[str, Any]] = {"post-ln-36": {"lr": 1e-3}}
 BESIDES: Mapping[str, frozenset[str]] = {
-    "embedding-of-torch": frozenset({"initial-loss"}),
     "encoder-not-handed-on": frozenset({"parameter-unused"}),
     "translator-not-handed-on": frozenset({"parameter-unused"}),
 }
