@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.lint.attention.measured import MeasuredAttention, measured_attentions
@@ -52,7 +52,7 @@ class CheckedModel:
         batch: Any = None,
     ) -> None:
         self.model = model
-        self.inputs = inputs
+        self.inputs = tree_map(lambda part: part.cpu() if isinstance(part, Tensor) else part, inputs)  # as the copy is
         self.anatomy = anatomy
         self.lr = lr
         self.warmup = warmup
@@ -60,7 +60,7 @@ class CheckedModel:
         self.against = against
         self.intents = intents or Intents()
         self.loss = loss
-        alone = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
+        alone = self.inputs[0] if isinstance(self.inputs, tuple) and len(self.inputs) == 1 else self.inputs
         self.batch = alone if batch is None else batch
         self.shown = model if shown is None else shown
         self.large = is_large(model)
