@@ -1,8 +1,8 @@
 """What one GPU takes: steps, memory, decoding, small runs side by side, checks; in parts of at most ten minutes.
 
-    python benchmarks/gpu.py --out gpu                    all parts, some 35 minutes; what is there is not run again
+    python benchmarks/gpu.py --out gpu                    all parts, some 40 minutes; what is there is not run again
     python benchmarks/gpu.py --out gpu --part decode      one part; --list names them
-    python benchmarks/gpu.py --out gpu --minutes 9        begins no job that may end later: three times 9 are enough
+    python benchmarks/gpu.py --out gpu --minutes 9        begins no job that may end later: four times 9 are enough
     python benchmarks/gpu.py --lacking                    the packages that this Python lacks for it
     python benchmarks/gpu.py --out gpu --wheels wheels    with those, from a folder
     python benchmarks/gpu.py --out gpu --page FILE        a page of OUT/gpu.jsonl, on any machine; nothing is run

@@ -47,7 +47,7 @@ CONTESTANTS = {
     "step-355m": (PRE_LN, NANOGPT, NORMFORMER),
     "step-355m-more": (LLAMA, SANDWICH, GPT2, X_TRANSFORMERS, MHC),
 }
-ABOUT = {"125m": (15, 50), "355m": (20, 80)}  # seconds of a job, eager and compiled
+ABOUT = {"125m": (20, 60), "355m": (25, 90)}  # seconds of a job, eager and compiled
 SIDE_BY_SIDE = {  # how many models, each way
     "turns": (1,),
     "streams": (8,),
@@ -111,7 +111,7 @@ def jobs_of(part: str, tiny: bool) -> list[Job]:
                 kind="decode",
                 label=f"{build}, batch {n}",
                 options={"build": build, "batch": n, "tiny": tiny},
-                about=25,
+                about=42,
             )
             for n in sizes
             for build in ("isograd", "gpt2")
@@ -148,7 +148,7 @@ def _side_by_side(tiny: bool) -> Iterator[Job]:
     for how, counts in SIDE_BY_SIDE.items():
         for count in (2,) if tiny else counts:
             options = {"how": how, "count": count, "tiny": tiny}
-            yield Job(part="small", kind="small", label=f"{how}, {count}", options=options, about=15 + count // 4)
+            yield Job(part="small", kind="small", label=f"{how}, {count}", options=options, about=20 + count // 8)
 
 
 # Models.
@@ -383,6 +383,7 @@ def watch(tiny: bool) -> Result:
             optimizer.zero_grad()
 
         turns = [(timed(steps[0], 4, 1), timed(seen, 4, 1)) for _ in range(2 if tiny else 7)]
+        observer.close()  # before its folder goes
     ratios = [statistics.median(b) / statistics.median(a) for a, b in turns]
     return {"ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios), "n": len(ratios)}
 

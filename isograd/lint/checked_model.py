@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.lint.attention.measured import MeasuredAttention, measured_attentions
@@ -47,6 +47,11 @@ class CheckedModel:
     batch: Any = None
     reported: set[str] = field(default_factory=set)
     _stds: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.inputs = tree_map(
+            lambda part: part.cpu() if isinstance(part, Tensor) else part, self.inputs
+        )  # as the copy
 
     @cached_property
     def large(self) -> bool:

@@ -460,7 +460,7 @@ def _others(checked: CheckedModel, x: Tensor) -> Tensor:
     if x.is_floating_point():
         return x + torch.randn(x.shape, generator=draw).to(x) * (x.std() if x.numel() > 1 else x.abs()).clamp_min(1.0)
     ids = (getattr(checked.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep", "cls"))
-    special = torch.tensor([i for i in ids if isinstance(i, int)], dtype=x.dtype)
+    special = torch.tensor([i for i in ids if isinstance(i, int)], dtype=x.dtype, device=x.device)
     used = torch.unique(x)
     special = torch.cat([special, _repeated_at_ends(x)])
     used = used[~torch.isin(used, special)]

@@ -294,10 +294,18 @@ class IsogradModel(IsogradPreTrainedModel):
             return self._masks_of_kinds(shared | {"attention_mask": mask}, mask, cache), None
         if not self.causal:
             return create_bidirectional_mask(**shared, attention_mask=mask), None
-        own = create_causal_mask(**shared, attention_mask=mask, past_key_values=cache)
+        own = None
+        if not self._needs_no_mask(mask, cache):
+            own = create_causal_mask(**shared, attention_mask=mask, past_key_values=cache)
         if memory is None:
             return own, None
         return own, create_bidirectional_mask(**shared, attention_mask=memory_mask, encoder_hidden_states=memory)
+
+    def _needs_no_mask(self, mask: Any, cache: Cache | None) -> bool:
+        """Whether sdpa is causal by itself. Under torch.compile transformers 5.17 makes a mask all the same, with which
+        the fused kernel also forms the half of the scores that is thrown away.
+        """
+        return self.causal and mask is None and cache is None and self.config._attn_implementation == "sdpa"
 
     def _masks_of_kinds(self, given: dict[str, Any], mask: Any, cache: Cache | None) -> dict[str, Any]:
         """A mask for each type of layer; `generate` may have made them already."""
@@ -305,7 +313,11 @@ class IsogradModel(IsogradPreTrainedModel):
             return mask
         makers = _CAUSAL_MASKS if self.causal else _MASKS
         words = given | ({"past_key_values": cache} if self.causal else {})
-        return {kind: makers[kind](**words) for kind in dict.fromkeys(self.config.attention_types())}
+        bare = self._needs_no_mask(mask, cache)
+        return {
+            kind: None if bare and kind == "full_attention" else makers[kind](**words)
+            for kind in dict.fromkeys(self.config.attention_types())
+        }
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Designs over depth and side by side, read as what they are."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import isograd
+from isograd.lint.leaks import _others
 from tests.lint.faults.plain import HEADS, WIDTH, Decoder, PreLayer, join, pre, split, started
 
 
@@ -218,3 +220,11 @@ def test_a_convolution_without_a_shortcut_is_one_finding(shortcut: bool) -> None
     findings = checked(model, torch.randn(2, 10, 6))
     assert serious(findings) == ([] if shortcut else ["shortcut-missing"])
     assert shortcut or "convolution" in str(findings)
+
+
+def test_other_ids_are_made_where_the_ids_are() -> None:
+    """A GPU was another device than torch's default; here the default is."""
+    ids = torch.tensor([[1, 5, 6, 7], [1, 7, 5, 6]])
+    with torch.device("meta"):
+        others = _others(SimpleNamespace(config=SimpleNamespace(bos_token_id=1)), ids)  # type: ignore[arg-type]
+    assert others.device == ids.device and torch.equal(others == ids, ids == 1)

@@ -60,6 +60,28 @@ def test_compiled_without_a_graph_break(head: str, name: str) -> None:
         close(p.grad, plain[n], 1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated")  # torch's own tracer
+@pytest.mark.parametrize("sliding", [False, True])
+def test_compiled_attention_is_causal_by_itself(sliding: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask as a tensor would make a fused kernel form all scores, and throw half of them away."""
+    monkeypatch.setattr("transformers.masking_utils._ignore_causal_mask_sdpa", lambda *_, **__: False)  # as in 5.17
+    torch.compiler.reset()
+    kinds = ["sliding_attention", "full_attention"]
+    options = {"sliding_window": 3, "layer_types": kinds, "num_hidden_layers": 2} if sliding else {}
+    network = model("causal", **options).train()
+    expected = network(**labelled("causal")).loss
+    calls: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        calls.extend(node for node in graph.graph.nodes if node.target is F.scaled_dot_product_attention)
+        return graph
+
+    close(torch.compile(network, fullgraph=True, backend=backend)(**labelled("causal")).loss, expected, 1e-6)
+    masks = [node.kwargs.get("attn_mask") for node in calls]
+    assert [mask is None for mask in masks] == ([False, True] if sliding else [True] * len(network.model.layers))
+    assert all(node.kwargs["is_causal"] for node, mask in zip(calls, masks, strict=True) if mask is None)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("head", LANGUAGE)

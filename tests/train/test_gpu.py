@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
+import isograd
 from isograd.lab.train.train import train
 from isograd.models import IsogradConfig, IsogradForCausalLM
 from isograd.transformer import kernels
@@ -173,6 +174,12 @@ def test_generate(placement: str) -> None:
     options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     cached, plain = (model.generate(prompt, use_cache=use, **options) for use in (True, False))
     assert torch.equal(cached, plain)
+
+
+def test_check() -> None:
+    """Of a model where it is: no rule fails on two devices."""
+    found = isograd.check(built())
+    assert found.missed == () and [f.code for f in found if f.severity != "info"] == []
 
 
 def test_resume_is_bit_equal(tmp_path: Path) -> None:
