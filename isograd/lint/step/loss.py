@@ -307,9 +307,9 @@ def _form(seen: Seen) -> Told:
                 call.value or 0.0,
             )
             break
-    call = seen.main
-    if call is not None and call.name in CLASSES and not call.target.is_floating_point():
-        counts = call.rows[2]
+    main = seen.main
+    if main is not None and main.name in CLASSES and not main.target.is_floating_point():
+        counts = main.rows[2]
         if not int(counts.sum()):
             yield finding(
                 "batch-without-targets",
@@ -318,7 +318,7 @@ def _form(seen: Seen) -> Told:
                 "leave such batches out",
                 1.0,
             )
-        if int(counts.sum()) and call.value is not None and call.reduction == "sum":
+        if int(counts.sum()) and main.value is not None and main.reduction == "sum":
             yield f"summed over targets: {int(counts.sum()):,} times a mean"
 
 

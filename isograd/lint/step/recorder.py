@@ -463,7 +463,8 @@ class Recorder(LossMode):
 
 
 def _kinds(kind: type) -> list[type]:
-    return [kind, *(below for sub in kind.__subclasses__() for below in _kinds(sub))]
+    every: list[type] = type.__subclasses__(kind)
+    return [kind, *(below for one in every for below in _kinds(one))]
 
 
 def _norm(gradients: list[Tensor]) -> float:

@@ -139,22 +139,22 @@ def _gradients(seen: Seen) -> Told:
             "take a larger max_norm, near the usual gradient norm",
             max(clipped),
         )
-    lost = (
+    without = (
         sorted(set.intersection(*[{*s.missing} for s in steps]))
         if len({id(s.optimizer) for s in steps}) == 1 and steps
         else []
     )
-    lost = [name for name in lost if name]
-    if lost:
+    without = [name for name in without if name]
+    if without:
         total = len({n for s in steps for n in (*s.moved, *s.missing)})
         yield finding(
             "gradient-missing",
             "warning",
-            f"{many(len(lost), 'parameter')} of {total} that the optimizer holds got no gradient in"
+            f"{many(len(without), 'parameter')} of {total} that the optimizer holds got no gradient in"
             f" {many(seen.updates, 'update')}",
             "use them in the loss, take the detach() or no_grad() out, or freeze them: requires_grad_(False)",
-            float(len(lost)),
-            lost[0],
+            float(len(without)),
+            without[0],
         )
 
 

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class ScriptWatch:
         for name in CLIPS:
             seen = self._before(getattr(clip_grad, name))
             for owner in (clip_grad, nn.utils):
-                self._replace(owner, name, lambda _, seen=seen: seen)
+                self._replace(owner, name, partial(_given, seen))
         self._until.callback(register_optimizer_step_pre_hook(self._step).remove)
         return self
 
@@ -191,6 +192,10 @@ class ScriptWatch:
             same = self._target.numel() == ids.numel()
             return (ids, self._target.view(ids.shape) if same else self._target)
         return args or kwargs
+
+
+def _given(new: Any, old: Any) -> Any:
+    return new
 
 
 def run(script: Path, arguments: Sequence[str], watching: ScriptWatch) -> int:
