@@ -20,7 +20,7 @@ def of_arm(rows: Rows, arm: str, **where: object) -> list[Row]:
     return [row for row in rows if row.get("arm") == arm and all(row.get(key) == value for key, value in where.items())]
 
 
-SCORES = ("bleu", "score", "chrf", "accuracy")  # columns of which more is better
+SCORES = ("bleu", "score", "chrf", "meteor", "accuracy")  # columns of which more is better
 
 
 def by_seed(rows: Rows, column: str) -> dict[int, float]:

@@ -184,12 +184,13 @@ def sooner(rows: Rows, mine: str, theirs: str) -> Judgement:
     return Judgement(verdict=found.verdict, reason=reason, ours=(*found.ours, time, *gain.ours))
 
 
-def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int]) -> Judgement:
-    """NormFormer: each arm at its own best rate, which some seeds choose and the others judge.
+def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int], least: float = 0.0) -> Judgement:
+    """Each arm at its own best rate, which some seeds choose and the others judge.
 
     Args:
         mine, theirs: what the names of an arm at all its rates begin with, before ", lr ".
         by: the seeds that choose.
+        least: as of `judge.paired`.
     """
     best = {}
     for name in (mine, theirs):
@@ -199,7 +200,7 @@ def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int]) -> Judgement:
         own = {arm: of for arm, of in losses.items() if arm.startswith(f"{name}, lr ")}
         best[name] = min(own, key=lambda arm: median([own[arm].get(seed, math.inf) for seed in by]))
     others = [row for row in rows if row["seed"] not in by]
-    return judge.paired(others, "validation_loss", best[mine], best[theirs], "lower", unit="nats")
+    return judge.paired(others, "validation_loss", best[mine], best[theirs], "lower", unit="nats", least=least)
 
 
 def stable(rows: Rows, mine: str, theirs: str) -> Judgement:
