@@ -152,6 +152,28 @@ def buckets(rows: Rows, mine: str, theirs: str, what: str) -> Judgement:
     return judge.every(*found)
 
 
+def begins(rows: Rows, arm: str, theirs: str, x: str, expect: judge.Side, what: str, unit: str = "") -> Judgement:
+    """Where an effect begins: the first place on an axis from which on its interval leaves zero, to the axis' end."""
+    own = sorted((row for row in rows if row.get("what") == "effect" and row["arm"] == arm), key=lambda row: row[x])
+    sides = [judge.sided(row["low"], row["high"], expect) for row in own]
+    last: Direction = sides[-1] if own else "not seen"
+    side = expect if last == "same direction" else "higher" if expect == "lower" else "lower"
+    since = next((row[x] for i, row in enumerate(own) if {*sides[i:]} == {last}), 0)
+    seen = (
+        f"{side} than {theirs} from {x} {since:,} on" if last != "not seen" else f"not apart from {theirs} at the end"
+    )
+    ours = tuple(
+        Ours(
+            label=f"{what}, {arm} less {theirs}, {x} {row[x]:,}",
+            value=row["effect"],
+            unit=unit,
+            **{name: row[name] for name in ("n", "low", "high")},
+        )
+        for row in own[:: max(1, len(own) // 4)]
+    )
+    return Judgement(verdict=last, reason=f"{what[:1].upper()}{what[1:]}: {arm} is {seen}.", ours=ours)
+
+
 # ------------------------------------------------------------------------------------------------- of one paper alone
 
 
@@ -312,7 +334,7 @@ RULES: dict[str, Callable[..., Judgement]] = {
     "paired": judge.paired,
     **{
         rule.__name__: rule
-        for rule in (column, gap, alike, trains, fails, buckets, bounded, sooner, stable, overhead, output_changes)
+        for rule in (column, gap, alike, trains, fails, buckets, begins, bounded, sooner, stable, overhead)
     },
-    **{rule.__name__: rule for rule in (vanishing, hybrid, dependencies, tuned)},
+    **{rule.__name__: rule for rule in (output_changes, vanishing, hybrid, dependencies, tuned)},
 }

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from isograd.lab.statistics import median, median_interval
 from isograd.outcome import reached
 from isograd.papers.reproduce.context import Context, Trained
 from isograd.papers.reproduce.item import Row, Rows
@@ -121,6 +122,29 @@ def steps_to_equal_loss(context: Context) -> Rows:
                     seconds = _share(mine, theirs, "seconds")
                     rows.append({**_who(mine), "what": "equal loss", "share_of_steps": share, "share_of_time": seconds})
     return rows
+
+
+def effects_by_update(context: Context) -> Rows:
+    """A row per run; and per validation how far an arm's loss lies above that of its group's first arm, over seeds."""
+    rows, arms = context.rows(), list(dict.fromkeys((run.group, run.arm) for run in context.trained))
+    for group, reference in _first_of_each(arms):
+        theirs = {run.seed: _losses(run) for run in context.of(group=group, arm=reference)}
+        for arm in (arm for own, arm in arms if own == group and arm != reference):
+            found: defaultdict[int, list[float]] = defaultdict(list)
+            for run in context.of(group=group, arm=arm):
+                for step, loss in _losses(run).items():
+                    found[step] += [loss - theirs[run.seed][step]] if step in theirs.get(run.seed, {}) else []
+            who = {**_who(context.of(group=group, arm=arm)[0]), "seed": 0, "what": "effect"}
+            for step, values in found.items():
+                if interval := median_interval(values):
+                    ends = {"low": interval.low, "high": interval.high, "n": len(values)}
+                    rows.append({**who, "step": step, "effect": median(values), **ends})
+    return rows
+
+
+def _losses(run: Trained) -> dict[int, float]:
+    """By step."""
+    return {row["step"]: row["loss"] for row in run.read("validation.jsonl") if row["loss"] is not None}
 
 
 def _first_of_each(arms: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
