@@ -21,7 +21,7 @@ from isograd.lab.train.recipe import load_run
 from isograd.papers.reproduce import judge
 from isograd.papers.reproduce.context import Context
 from isograd.papers.reproduce.data import found
-from isograd.papers.reproduce.item import PAPERS, Full, Item, ItemText, Published, Rows, Runs
+from isograd.papers.reproduce.item import DECIDED, PAPERS, Full, Item, ItemText, Published, Rows, Runs
 from isograd.papers.reproduce.plan import Asked, plan_item
 from isograd.papers.reproduce.registry import ITEMS, by_paper, chosen, corpus
 from tests.cli.test_compare import gone, started, wait_until_held
@@ -36,6 +36,7 @@ def test_every_item_says_what_a_reader_must_know(item: Item) -> None:
         one.tag.split(":")[0] in ("paper", "code", "quoted", "memory") for one in item.published
     )
     assert item.size_paper and item.size_here
+    assert not item.decided or (item.decided.partition(": ")[0] in DECIDED and item.decided.endswith("."))
     if item.missing:
         assert not item.runs and item.judge is None
     else:

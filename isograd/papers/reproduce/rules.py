@@ -11,7 +11,7 @@ from statistics import correlation, fmean
 from typing import Any
 
 from isograd.errors import RecipeError, hint
-from isograd.lab.statistics import median, median_interval
+from isograd.lab.statistics import exponent, median, median_interval
 from isograd.papers.reproduce import judge
 from isograd.papers.reproduce.item import Direction, Judgement, Ours, Row, Rows
 from isograd.papers.reproduce.judge import by_seed, measured, of_arm
@@ -265,8 +265,8 @@ LAWS: dict[str, tuple[str, Callable[[float], float]]] = {  # ADMIN's, of N subla
 
 
 def output_changes(rows: Rows) -> Judgement:
-    """ADMIN: the laws fit, and Post-LN's change grows more than the others'."""
-    found = []
+    """ADMIN: the laws fit, and Post-LN's change grows more than the others'; the exponents beside them."""
+    found, shown = [], []
     for direction in ("random", "gradient"):
         growth: dict[str, list[float]] = {}
         for arm, (law, of) in LAWS.items():
@@ -274,11 +274,14 @@ def output_changes(rows: Rows) -> Judgement:
             curves = [_where(rows, direction=direction, arm=arm, seed=seed) for seed in seeds]
             growth[arm] = [curve[-1]["relative"] for curve in curves]
             found.append(_fit(f"R^2 of {law}, {arm}, {direction}", of, curves))
+            powers = [exponent([at["sublayers"] for at in curve], [at["change"] for at in curve]) for curve in curves]
+            shown.append(measured(f"p of change ~ N^p, {arm}, {direction}", powers))
         for arm in ("Pre-LN", "ADMIN"):
             ratios = [post / other for post, other in zip(growth["Post-LN"], growth[arm], strict=True)]
             label = f"growth from 6 to 96 sublayers, Post-LN over {arm}, {direction}"
             found.append(judge.beyond(label, ratios, 1.0, "higher"))
-    return judge.every(*found)
+    whole = judge.every(*found)
+    return replace(whole, ours=(*whole.ours, *shown))
 
 
 def _fit(label: str, law: Callable[[float], float], curves: Sequence[Rows]) -> Judgement:

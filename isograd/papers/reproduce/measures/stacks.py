@@ -27,7 +27,7 @@ def output_changes(context: Context) -> Rows:
 
     ways = {"random": amplification.output_changes, "gradient": amplification.gradient_changes}
     rows: list[Row] = []
-    for seed, direction, placement in product(context.seeds or range(1, 6), ways, PLACEMENTS):
+    for seed, direction, placement in product(context.seeds or range(41, 57), ways, PLACEMENTS):
         measure = partial(ways[direction], placement, amplification.DEPTHS, seed)
         changes = context.once(f"output change, {direction}, {placement}, seed {seed}", measure)
         first = {"direction": direction, "placement": placement, "arm": PLACEMENTS[placement], "seed": seed}
