@@ -79,10 +79,10 @@ def reproduce(
             an item ends; without items run nothing
         cores: run on these alone, one run at a time on each, such as --cores 0
     """
-    from isograd.papers.reproduce.registry import ITEMS, chosen, queue
+    from isograd.papers.reproduce.registry import by_paper, chosen, queue
 
     names = [name for name in items if "=" not in name]
-    found = queue() if all else [*ITEMS.values()] if list and not names else chosen(names)
+    found = queue() if all else by_paper() if list and not names else chosen(names)
     if list:
         states = {item.id: _state(item, out) for item in found}
         content = {item.id: {**item.about(), "state": states[item.id]} for item in found}
