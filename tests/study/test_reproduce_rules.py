@@ -40,7 +40,7 @@ def pre(optimizer: str = "Adam") -> str:
 WITH, NF, BASE = "NormFormer with ResScale", "NormFormer", "Pre-LN"
 WARM, COLD = [post("Adam", 140, lr) for lr in ("1e-3", "2e-3")], [post("Adam", 0, lr) for lr in ("1e-3", "2e-3")]
 SLOW = post("Adam", 0, "1e-4")
-SETTINGS = ("lr 3e-3", "lr 6e-3", "longer warm-up", "GPT-3's rate")
+SETTINGS = ("lr 1.7e-3", "lr 5e-3", "longer warm-up", "GPT-3's rate")
 BERT = ("Pre-LN, no warm-up, lr 3e-3", "Post-LN, warm-up 200, lr 1e-3")
 PAIRS = {  # item -> arms that the paper has lower, and higher
     "xiong2020/warmup-fig2": (WARM, COLD),

@@ -160,11 +160,11 @@ def begins(rows: Rows, arm: str, theirs: str, x: str, expect: judge.Side, what: 
     side = expect if last == "same direction" else "higher" if expect == "lower" else "lower"
     since = next((row[x] for i, row in enumerate(own) if {*sides[i:]} == {last}), 0)
     seen = (
-        f"{side} than {theirs} from {x} {since:,} on" if last != "not seen" else f"not apart from {theirs} at the end"
+        f"{side} than {theirs} from {x} {since:,g} on" if last != "not seen" else f"not apart from {theirs} at the end"
     )
     ours = tuple(
         Ours(
-            label=f"{what}, {arm} less {theirs}, {x} {row[x]:,}",
+            label=f"{what}, {arm} less {theirs}, {x} {row[x]:,g}",
             value=row["effect"],
             unit=unit,
             **{name: row[name] for name in ("n", "low", "high")},

@@ -2,10 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from isograd.lab.statistics import median, median_interval
+from isograd.lab.statistics import compare
 from isograd.outcome import reached
 from isograd.papers.reproduce.context import Context, Trained
 from isograd.papers.reproduce.item import Row, Rows
@@ -126,23 +126,31 @@ def steps_to_equal_loss(context: Context) -> Rows:
 
 def effects_by_update(context: Context) -> Rows:
     """A row per run; and per validation how far an arm's loss lies above that of its group's first arm, over seeds."""
+    return _effects(context, "step", _losses)
+
+
+def effects_by_rate(context: Context) -> Rows:
+    """The same of the last validation, by the learning rate of a group."""
+    return _effects(context, "lr", lambda run: {run.run.training.lr: run.outcome.get("validation_loss") or math.inf})
+
+
+def _effects(context: Context, x: str, of: Callable[[Trained], dict[float, float]]) -> Rows:
+    """`of` gives the losses of a run by their place on the axis x."""
     rows, arms = context.rows(), list(dict.fromkeys((run.group, run.arm) for run in context.trained))
     for group, reference in _first_of_each(arms):
-        theirs = {run.seed: _losses(run) for run in context.of(group=group, arm=reference)}
+        theirs = {run.seed: of(run) for run in context.of(group=group, arm=reference)}
         for arm in (arm for own, arm in arms if own == group and arm != reference):
-            found: defaultdict[int, list[float]] = defaultdict(list)
-            for run in context.of(group=group, arm=arm):
-                for step, loss in _losses(run).items():
-                    found[step] += [loss - theirs[run.seed][step]] if step in theirs.get(run.seed, {}) else []
-            who = {**_who(context.of(group=group, arm=arm)[0]), "seed": 0, "what": "effect"}
-            for step, values in found.items():
-                if interval := median_interval(values):
-                    ends = {"low": interval.low, "high": interval.high, "n": len(values)}
-                    rows.append({**who, "step": step, "effect": median(values), **ends})
+            runs = context.of(group=group, arm=arm)
+            mine = {run.seed: of(run) for run in runs if run.seed in theirs}
+            for place in of(runs[0]):
+                at = [{seed: one[place] for seed, one in side.items() if place in one} for side in (mine, theirs)]
+                if (found := compare(*at)).interval:
+                    ends = {"effect": found.median, "low": found.interval.low, "high": found.interval.high}
+                    rows.append({**_who(runs[0]), "seed": 0, "what": "effect", x: place, "n": found.n, **ends})
     return rows
 
 
-def _losses(run: Trained) -> dict[int, float]:
+def _losses(run: Trained) -> dict[float, float]:
     """By step."""
     return {row["step"]: row["loss"] for row in run.read("validation.jsonl") if row["loss"] is not None}
 
