@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,12 @@ def test_where_an_effect_begins(tmp_path: Path) -> None:
     said = begins(found, "new", "base", "step", "lower", "loss")
     assert (said.verdict, said.reason) == ("same direction", "Loss: new is lower than base from step 20 on.")
     assert begins(found, "new", "base", "step", "higher", "loss").verdict == "opposite"
+    for outcome, high in (("finished", -0.5), ("diverged", -math.inf)):
+        own = [ended(replace(one), validation_loss=2.5) for one in runs if one.arm == "new"]
+        own = [ended(replace(one), validation_loss=3.0, outcome=outcome) for one in runs if one.arm == "base"] + own
+        for measure, place in ((training.effects_by_depth, ("layers", 12)), (training.effects_by_rate, ("lr", 5e-3))):
+            (row,) = (row for row in measure(context(tmp_path, *own)) if row.get("what") == "effect")
+            assert (row[place[0]], row["high"], row["n"]) == (place[1], high, 3)
     early = [row for row in found if row.get("step", 0) <= 10]
     assert (
         begins(early, "new", "base", "step", "lower", "loss").reason == "Loss: new is not apart from base at the end."

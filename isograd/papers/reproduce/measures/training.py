@@ -130,8 +130,18 @@ def effects_by_update(context: Context) -> Rows:
 
 
 def effects_by_rate(context: Context) -> Rows:
-    """The same of the last validation, by the learning rate of a group."""
-    return _effects(context, "lr", lambda run: {run.run.training.lr: run.outcome.get("validation_loss") or math.inf})
+    """The same at the end of training, by the learning rate of a group."""
+    return _effects(context, "lr", lambda run: {run.run.training.lr: _last_loss(run)})
+
+
+def effects_by_depth(context: Context) -> Rows:
+    """The same at the end of training, by the layers of a group, of the decoder where there are two stacks."""
+    return _effects(context, "layers", lambda run: {run.run.model.layers: _last_loss(run)})
+
+
+def _last_loss(run: Trained) -> float:
+    loss = None if run.outcome["outcome"] == "diverged" else run.outcome.get("validation_loss")
+    return math.inf if loss is None else loss
 
 
 def _effects(context: Context, x: str, of: Callable[[Trained], dict[float, float]]) -> Rows:
