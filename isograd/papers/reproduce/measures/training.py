@@ -136,7 +136,7 @@ def effects_by_rate(context: Context) -> Rows:
 
 def effects_by_depth(context: Context) -> Rows:
     """The same at the end of training, by the layers of a group, of the decoder where there are two stacks."""
-    return _effects(context, "layers", lambda run: {run.run.model.layers: _last_loss(run)})
+    return _effects(context, "layers", lambda run: {run.run.layers or 0: _last_loss(run)})
 
 
 def _last_loss(run: Trained) -> float:
@@ -153,8 +153,8 @@ def _effects(context: Context, x: str, of: Callable[[Trained], dict[float, float
             runs = context.of(group=group, arm=arm)
             mine = {run.seed: of(run) for run in runs if run.seed in theirs}
             for place in of(runs[0]):
-                at = [{seed: one[place] for seed, one in side.items() if place in one} for side in (mine, theirs)]
-                if (found := compare(*at)).interval:
+                a, b = ({seed: one[place] for seed, one in side.items() if place in one} for side in (mine, theirs))
+                if (found := compare(a, b)).interval:
                     ends = {"effect": found.median, "low": found.interval.low, "high": found.interval.high}
                     rows.append({**_who(runs[0]), "seed": 0, "what": "effect", x: place, "n": found.n, **ends})
     return rows
