@@ -308,20 +308,6 @@ def vanishing(rows: Rows, layers: int, pairs: Mapping[str, Sequence[str]]) -> Ju
     return judge.every(*found)
 
 
-def hybrid(rows: Rows, arm: str, beside: str, rate: str) -> Judgement:
-    """ADMIN: the hybrid fails at the paper's rate though its gradients do not vanish; opposite where it trains."""
-    factors = [row["decoder_factor"] for row in of_arm(rows, arm) if row.get("decoder_factor")]
-    failing = [fails(rows, f"{arm}{at}", f"{beside}{at}") for at in ("", rate)]
-    whole = judge.every(
-        judge.beyond("gradient per layer going down, the hybrid's decoder", factors, 0.9, "higher"),
-        judge.trains(rows, yes=[beside]),
-        judge.trains(rows, yes=[f"{beside}{rate}"]),
-        failing[1],
-        fails(rows, "Post-LN", beside),
-    )
-    return replace(whole, verdict="opposite") if {one.verdict for one in failing} == {"opposite"} else whole
-
-
 def dependencies(rows: Rows) -> Judgement:
     """ADMIN: beta_ii^2 of the upper half of the encoder: Post-LN above Pre-LN, ADMIN below Post-LN."""
     found = []
@@ -339,5 +325,5 @@ RULES: dict[str, Callable[..., Judgement]] = {
         rule.__name__: rule
         for rule in (column, gap, alike, trains, fails, buckets, begins, bounded, sooner, stable, overhead)
     },
-    **{rule.__name__: rule for rule in (output_changes, vanishing, hybrid, dependencies, tuned)},
+    **{rule.__name__: rule for rule in (output_changes, vanishing, dependencies, tuned)},
 }
