@@ -1,11 +1,13 @@
 """Items of ADMIN and Very Deep: what they measure of runs, against the models themselves; their rules."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from isograd.lab.data.pairs import find_pairs
 from isograd.lab.evaluate.scores import paired_bootstrap, score
@@ -81,6 +83,20 @@ def test_the_factor_of_a_stack() -> None:
     ]
     assert stacks.factor([*other, *rows], "decoder") == pytest.approx((1 / 8) ** 0.5)
     assert stacks.factor([*other, *rows], "encoder") == 1.0
+
+
+def test_the_use_of_the_source(trained: Trained, tmp_path: Path) -> None:
+    """Nothing of it comes through a cross-attention of zeros."""
+    (row,) = stacks.gradients_of_runs(context(tmp_path / "own", trained))
+    assert row["source_use"] != 0
+    blind = replace(trained, folder=Path(shutil.copytree(trained.folder, tmp_path / "blind")))
+    model = IsogradForSeq2SeqLM.from_pretrained(blind.folder / "model")
+    crossing = [p for name, p in model.named_parameters() if "cross" in name]
+    for parameter in crossing:
+        torch.nn.init.zeros_(parameter)
+    model.save_pretrained(blind.folder / "model")
+    (row,) = stacks.gradients_of_runs(context(tmp_path / "other", blind))
+    assert crossing and row["source_use"] == 0
 
 
 def test_scores_are_those_of_the_translations(trained: Trained, tmp_path: Path) -> None:
