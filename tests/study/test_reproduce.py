@@ -20,8 +20,8 @@ from isograd.lab.study.compare import plan_arms
 from isograd.lab.train.recipe import load_run
 from isograd.papers.reproduce import judge
 from isograd.papers.reproduce.context import Context
-from isograd.papers.reproduce.data import found
-from isograd.papers.reproduce.item import PAPERS, Full, Item, ItemText, Published, Rows, Runs
+from isograd.papers.reproduce.data import HUB, found
+from isograd.papers.reproduce.item import DECIDED, PAPERS, Full, Item, ItemText, Published, Rows, Runs
 from isograd.papers.reproduce.plan import Asked, plan_item
 from isograd.papers.reproduce.registry import ITEMS, by_paper, chosen, corpus
 from tests.cli.test_compare import gone, started, wait_until_held
@@ -36,6 +36,7 @@ def test_every_item_says_what_a_reader_must_know(item: Item) -> None:
         one.tag.split(":")[0] in ("paper", "code", "quoted", "memory") for one in item.published
     )
     assert item.size_paper and item.size_here
+    assert not item.decided or (item.decided.partition(": ")[0] in DECIDED and item.decided.endswith("."))
     if item.missing:
         assert not item.runs and item.judge is None
     else:
@@ -116,6 +117,16 @@ def test_a_corpus_is_found_or_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "a.txt").write_text("x")
     assert found(corpus, tmp_path) == ({"data.source": [str(tmp_path / "some" / "a.txt")]}, "text")
+
+
+def test_corpora_by_their_names_on_the_hub(tmp_path: Path) -> None:
+    """The same items with and without; what is no data set there says so."""
+    settings, _ = found(corpus("multi30k"), HUB)
+    assert settings and settings["pairs.train"] == ["bentrevett/multi30k"]
+    assert found(corpus("glue/RTE"), HUB)[0] == {"glue.source": "nyu-mll/glue"}
+    assert found(corpus("wikipedia"), HUB) == (None, "no data: no name on the hub; --data FOLDER with wikipedia-en/")
+    planned = plan_item(ITEMS["normformer2021/gradients-fig3"], Asked(out=tmp_path, data=HUB))
+    assert {cell.run.data.field for cell in planned.cells} == {"en"}  # type: ignore[attr-defined]
 
 
 def test_one_text_in_the_place_of_a_corpus(tmp_path: Path) -> None:
@@ -337,7 +348,7 @@ def test_wrong_use(item: Item, tmp_path: Path) -> None:
 def test_list(item: Item) -> None:
     code, out, err = called("reproduce", "--list", "--json")
     listed = json.loads(out)
-    assert (code, err, list(listed)) == (0, "", list(ITEMS))
+    assert (code, err, list(listed)) == (0, "", [one.id for one in by_paper()])  # main tables first
     assert listed[item.id]["command"] == f"isograd reproduce {item.id}"
     assert item.id in called("reproduce", "--list")[1]
 

@@ -1,11 +1,13 @@
 """Items of ADMIN and Very Deep: what they measure of runs, against the models themselves; their rules."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from isograd.lab.data.pairs import find_pairs
 from isograd.lab.evaluate.scores import paired_bootstrap, score
@@ -83,6 +85,20 @@ def test_the_factor_of_a_stack() -> None:
     assert stacks.factor([*other, *rows], "encoder") == 1.0
 
 
+def test_the_use_of_the_source(trained: Trained, tmp_path: Path) -> None:
+    """Nothing of it comes through a cross-attention of zeros."""
+    (row,) = stacks.gradients_of_runs(context(tmp_path / "own", trained))
+    assert row["source_use"] != 0
+    blind = replace(trained, folder=Path(shutil.copytree(trained.folder, tmp_path / "blind")))
+    model = IsogradForSeq2SeqLM.from_pretrained(blind.folder / "model")
+    crossing = [p for name, p in model.named_parameters() if "cross" in name]
+    for parameter in crossing:
+        torch.nn.init.zeros_(parameter)
+    model.save_pretrained(blind.folder / "model")
+    (row,) = stacks.gradients_of_runs(context(tmp_path / "other", blind))
+    assert crossing and row["source_use"] == 0
+
+
 def test_scores_are_those_of_the_translations(trained: Trained, tmp_path: Path) -> None:
     (row,) = translations.scores(context(tmp_path, trained))
     sources, references = translations.held_out(trained.run)
@@ -92,6 +108,7 @@ def test_scores_are_those_of_the_translations(trained: Trained, tmp_path: Path) 
     (path,) = trained.folder.glob("translated-*.json")
     path.write_text(json.dumps(references))  # kept: nothing is translated again
     assert translations.scores(context(tmp_path, trained))[0]["chrf"] == 100
+    assert translations.meteors(context(tmp_path, trained))[0]["meteor"] > 90  # one word is in a chunk of one
     path.unlink()
 
 
@@ -172,13 +189,13 @@ def test_the_rule_of_alike(apart: tuple[float, ...], verdict: str) -> None:
 def test_the_rule_of_ranges() -> None:
     rows = [
         {"arm": arm, "seed": seed, "bucket": name, "value": value + seed}
-        for arm, values in (("ADMIN, 15+3", (20, 30)), ("Post-LN, 6+6", (10, 25)))
+        for arm, values in (("ADMIN, 9+3", (20, 30)), ("Post-LN, 3+3", (10, 25)))
         for name, value in zip(("1", "2 to 4"), values, strict=True)
         for seed in (1, 2, 3)
     ]
     assert judged("verydeep2020/word-frequency", rows).verdict == "same direction"
-    assert judged("verydeep2020/word-frequency", rows).ours[2].label == "F1 of words seen 2 to 4 times, ADMIN, 15+3"
-    worse = [{**row, "value": 50} if row["arm"] == "Post-LN, 6+6" and row["bucket"] == "1" else row for row in rows]
+    assert judged("verydeep2020/word-frequency", rows).ours[2].label == "F1 of words seen 2 to 4 times, ADMIN, 9+3"
+    worse = [{**row, "value": 50} if row["arm"] == "Post-LN, 3+3" and row["bucket"] == "1" else row for row in rows]
     assert judged("verydeep2020/word-frequency", worse).verdict == "not seen"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from isograd.papers.reproduce.context import Context, Trained
 from isograd.papers.reproduce.measures import initialization, overhead, scores, stability, training
 from isograd.papers.reproduce.plan import Asked, plan_item
 from isograd.papers.reproduce.registry import ITEMS
+from isograd.papers.reproduce.rules import begins
 
 
 def run(folder: Path, arm: str, seed: int = 1, group: str = "", *words: str, **files: list[dict[str, Any]]) -> Trained:
@@ -60,6 +62,29 @@ def test_steps_to_equal_loss(tmp_path: Path) -> None:
     collapsed = ended(run(tmp_path, "base", 3, validation=validated(5.0, 5.0)), outcome="collapsed")
     rows = training.steps_to_equal_loss(context(tmp_path, collapsed, ended(run(tmp_path, "new", 3, validation=[]))))
     assert not [row for row in rows if row.get("what")]  # nothing to be reached
+
+
+def test_where_an_effect_begins(tmp_path: Path) -> None:
+    """Three seeds: ahead with two at step 10, with all from step 20 on; behind at the end it begins later, or not."""
+    base, ends = (5.0, 4.0, 3.5, 3.0), ((5.5, 3.9, 3.4, 2.9), (4.9, 3.9, 3.4, 2.9), (4.8, 3.8, 3.4, 2.8))
+    runs = [ended(run(tmp_path, "base", seed, validation=validated(*base))) for seed in (1, 2, 3)]
+    runs += [ended(run(tmp_path, "new", i, validation=validated(*losses))) for i, losses in enumerate(ends, start=1)]
+    found = training.effects_by_update(context(tmp_path, *runs))
+    effects = {row["step"]: (row["low"], row["effect"], row["high"]) for row in found if row.get("what") == "effect"}
+    assert effects[10] == pytest.approx((-0.2, -0.1, 0.5)) and effects[40] == pytest.approx((-0.2, -0.1, -0.1))
+    said = begins(found, "new", "base", "step", "lower", "loss")
+    assert (said.verdict, said.reason) == ("same direction", "Loss: new is lower than base from step 20 on.")
+    assert begins(found, "new", "base", "step", "higher", "loss").verdict == "opposite"
+    for outcome, high in (("finished", -0.5), ("diverged", -math.inf)):
+        own = [ended(replace(one), validation_loss=2.5) for one in runs if one.arm == "new"]
+        own = [ended(replace(one), validation_loss=3.0, outcome=outcome) for one in runs if one.arm == "base"] + own
+        for measure, place in ((training.effects_by_depth, ("layers", 12)), (training.effects_by_rate, ("lr", 5e-3))):
+            (row,) = (row for row in measure(context(tmp_path, *own)) if row.get("what") == "effect")
+            assert (row[place[0]], row["high"], row["n"]) == (place[1], high, 3)
+    early = [row for row in found if row.get("step", 0) <= 10]
+    assert (
+        begins(early, "new", "base", "step", "lower", "loss").reason == "Loss: new is not apart from base at the end."
+    )
 
 
 def observed(*values: tuple[int, int, dict[str, float]], kind: str = "ffn", stack: str = "decoder") -> list[Any]:

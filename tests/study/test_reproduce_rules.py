@@ -44,7 +44,7 @@ SETTINGS = ("lr 1.7e-3", "lr 5e-3", "longer warm-up", "GPT-3's rate")
 BERT = ("Pre-LN, no warm-up, lr 3e-3", "Post-LN, warm-up 200, lr 1e-3")
 PAIRS = {  # item -> arms that the paper has lower, and higher
     "xiong2020/warmup-fig2": (WARM, COLD),
-    "xiong2020/sgd-fig2": ([post("SGD", 140, "3e-1")], [post("SGD", 0, "3e-1")]),
+    "xiong2020/sgd-fig2": ([post("SGD", 140, "1")], [post("SGD", 0, "1")]),
     "xiong2020/pre-ln-fig4": ([pre()], [post("Adam", 140)]),
     "xiong2020/wmt14-fig4": ([pre()], [post("Adam", 140)]),
     "xiong2020/radam-fig4": ([post("RAdam", 0)], [post("Adam", 0)]),

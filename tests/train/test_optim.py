@@ -4,6 +4,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from isograd.lab.train.optim import optimizer_of, schedule_of
 from isograd.lab.train.recipe import load_run
 from isograd.lab.train.run import Training
 from isograd.lab.train.tasks.classification import FineTuning
-from isograd.lab.train.trainer import check_machine
+from isograd.lab.train.trainer import IsogradTrainer, check_machine
 from isograd.transformer.parameters import decayed, roles
 
 B1, B2, EPS, LR = 0.9, 0.98, 1e-8, 0.05
@@ -362,6 +363,14 @@ def two_halves() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     for i, (_, p) in enumerate(named):
         p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
     return model, groups
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_decay_of_every_parameter_where_it_is_asked_for(every: bool) -> None:
+    model, _ = two_halves()
+    trainer: Any = SimpleNamespace(recipe=SimpleNamespace(training=Training(decay_all=every)))
+    found = set(IsogradTrainer.get_decay_parameter_names(trainer, model))
+    assert found == ({n for n, _ in model.named_parameters()} if every else set(decayed(model)[0]))
 
 
 def test_muon_moves_hidden_matrices_by_all_directions_alike_and_adamw_the_rest() -> None:

@@ -182,7 +182,7 @@ OTHER: dict[str, Any] = {
     "training.track": ["wandb"], "training.valid_every": 4, "training.patience": 1, "training.select": "best",
     "training.average": 3, "training.profile_dropout": 0.5, "training.stop_when_broken": True,
     "data.documents": "blank-line", "training.stop_at": 5,
-    "training.recover": "rollback", "training.recoveries": 1,
+    "training.recover": "rollback", "training.recoveries": 1, "training.decay_all": True,
 }  # fmt: skip
 # keys of a model that is trained further; tests/train/test_from.py shows what they do
 OF_A_MODEL = {"model.from", "model.optimizer_state", "training.keep_optimizer"}

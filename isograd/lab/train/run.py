@@ -26,7 +26,7 @@ Select = Kept | Literal["auto"]
 MOST_LAYERS = 4096  # of a stack; four times the deepest ones published
 # keys that were added later: at these values a run is the one that it was without them
 GONE = {"deepspeed": None}  # settings of training that are no more: written down, so that runs keep their names
-LATER = {"stop_at": 0, "recover": None, "recoveries": 3, "keep_optimizer": False}
+LATER = {"stop_at": 0, "recover": None, "recoveries": 3, "keep_optimizer": False, "decay_all": False}
 MODEL_LATER = (  # and of the model: at their defaults they are neither written down nor handed on
     "from_",
     "optimizer_state",
@@ -140,6 +140,7 @@ class Training:
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decay_all: bool = False  # whether weight decay acts on every parameter, as fairseq's does, not on matrices alone
     clip: float = 0.0  # 0: no clipping
     precision: Precision = "fp32"
     compile: bool = False

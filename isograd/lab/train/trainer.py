@@ -75,8 +75,9 @@ class IsogradTrainer(Trainer):
         self.remove_callback(PrinterCallback)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Matrices decay, nothing else does."""
-        return decayed(model)[0]
+        """Matrices decay, nothing else does, unless the recipe has it so."""
+        yes, no = decayed(model)
+        return [*yes, *no] if self.recipe.training.decay_all else yes
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """With the placement's factors on rates, and its constraint on weights after each step."""

@@ -34,7 +34,7 @@ def reproduce(
     *items: Annotated[str, "ITEM"],
     list: bool = False,  # noqa: A002  (it is --list)
     all: bool = False,  # noqa: A002  (it is --all)
-    data: Annotated[Path, "FOLDER|FILE"] | None = None,
+    data: Annotated[Path, "FOLDER|FILE|hub"] | None = None,
     seeds: "list[int] | None" = None,
     out: Folder = Path("runs/reproduce"),
     jobs: Count | None = None,
@@ -67,7 +67,7 @@ def reproduce(
         list: print the items, and run nothing
         all: every item of which neither --out nor --index has a result with today's setup, by importance
         data: a folder of corpora, such as FOLDER/iwslt14-de-en; or one text file (as `isograd compare --data` takes it)
-            for items that read plain text (default: the embedded texts)
+            for items that read plain text; or `hub` for those that are data sets there (default: the embedded texts)
         seeds: in place of each item's own
         out: default runs/reproduce
         jobs: runs at once (default: one per GPU, or per core)
@@ -79,10 +79,11 @@ def reproduce(
             an item ends; without items run nothing
         cores: run on these alone, one run at a time on each, such as --cores 0
     """
-    from isograd.papers.reproduce.registry import ITEMS, chosen, queue
+    from isograd.papers.reproduce.data import HUB
+    from isograd.papers.reproduce.registry import by_paper, chosen, queue
 
     names = [name for name in items if "=" not in name]
-    found = queue() if all else [*ITEMS.values()] if list and not names else chosen(names)
+    found = queue() if all else by_paper() if list and not names else chosen(names)
     if list:
         states = {item.id: _state(item, out) for item in found}
         content = {item.id: {**item.about(), "state": states[item.id]} for item in found}
@@ -92,8 +93,8 @@ def reproduce(
         return Result({"index": str(page)}, lambda: print_path(f"index: {page}"))
     if not found:
         raise UserError("name an item, such as xiong2020/warmup-fig2; 'isograd reproduce --list' lists all")
-    if data is not None and not data.exists():
-        raise UserError(f"--data {data}: no such folder or text file")
+    if data is not None and data != HUB and not data.exists():
+        raise UserError(f"--data {data}: no such folder or text file, and not 'hub'")
     if not full and (run or world_size):
         raise UserError(f"{'--run' if run else '--world-size'} is of the paper's size; add --full")
     from isograd.papers.reproduce.plan import Asked

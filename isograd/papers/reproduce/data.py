@@ -1,15 +1,21 @@
-"""Where the corpora that items want lie below `--data FOLDER`, and what stands in for them without it."""
+"""Where the corpora that items want lie: below `--data FOLDER`, on the hub, and what stands in for them without."""
 
 from pathlib import Path
 from typing import Any
 
+from isograd.lab.recipes import read_table
 from isograd.papers.reproduce.item import ItemText
+
+HUB = Path("hub")  # `--data hub`: data sets by their names
+_CORPORA = Path(__file__).with_name("items") / "corpora.yaml"
 
 
 def found(corpus: ItemText, data: Path | None) -> tuple[dict[str, Any] | None, str]:
     """The settings that this corpus makes, and its name; None with the reason where it is not there."""
     if data is not None and data.is_file():
         return _own_text(corpus, data)
+    if data == HUB:
+        return _by_name(corpus)
     if data is None:
         if corpus.embedded is None:
             return None, f"no data: --data FOLDER with {corpus.folder}/ ({corpus.name})"
@@ -19,6 +25,14 @@ def found(corpus: ItemText, data: Path | None) -> tuple[dict[str, Any] | None, s
         if not (folder / name).exists():
             return None, f"no data: {corpus.folder}/{name} is not there below --data"
     return {key: _filled(value, str(folder)) for key, value in corpus.settings.items()}, corpus.name
+
+
+def _by_name(corpus: ItemText) -> tuple[dict[str, Any] | None, str]:
+    """As a data set on the hub; not in the corpus itself, since a result of the same text is the same result."""
+    if corpus.folder == "glue":
+        return {"glue.source": "nyu-mll/glue"}, corpus.name
+    (settings,) = (row.get("hub") for row in read_table(_CORPORA).values() if row["name"] == corpus.name)
+    return settings, corpus.name if settings else f"no data: no name on the hub; --data FOLDER with {corpus.folder}/"
 
 
 def _own_text(corpus: ItemText, file: Path) -> tuple[dict[str, Any] | None, str]:

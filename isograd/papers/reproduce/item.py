@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Rows = Sequence[Row]
 Direction = Literal["same direction", "not seen", "opposite", "not run"]
+DECIDED = (
+    "does not hold here",
+    "begins later",
+    "cannot be tested at this size",
+)  # of a verdict that is not the paper's
 
 PAPERS = {
     "xiong2020": "Xiong et al. 2020, On Layer Normalization in the Transformer Architecture",
@@ -31,12 +36,14 @@ class Published:
     Args:
         value: a number, or words where the paper has only a curve.
         tag: where it is known from: "paper", "code", "quoted: WHO", "memory".
+        at: where it stands on the axis of the item's figure of lines, which then shows it.
     """
 
     label: str
     value: float | str
     unit: str = ""
     tag: str
+    at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +121,7 @@ class ItemChart:
         x, y: columns. Of a "map" x and y are its places, `value` what is shown there, `value_label` its name and unit.
         line: column whose values have a line each, panel: a panel each.
         where: column -> value of the rows that are drawn.
+        zero: draws a line at y = 0.
         low, high: columns of a band; else it is the lowest and highest over rows that differ in their seed.
     """
 
@@ -134,6 +142,7 @@ class ItemChart:
     value_label: str = ""
     log_x: bool = False
     log_y: bool = False
+    zero: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +167,7 @@ class Item:
         rule: of the verdict, in words, written before the runs.
         missing: why it is not run; "" where it is.
         details: the page's closing remarks: what else the runs show, findings against the paper.
+        decided: of a verdict that is not the paper's direction: what it comes from, a phrase of `DECIDED` and why.
         revised: changes of the setup or the rule, each a line that begins with its date and says why; written before
             the runs that it is for.
     """
@@ -180,6 +190,7 @@ class Item:
     full: Full | None = None
     missing: str = ""
     details: str = ""
+    decided: str = ""
     revised: tuple[str, ...] = ()
 
     @property
@@ -226,6 +237,7 @@ class Item:
             "missing": self.missing or None,
             "published": [asdict(one) for one in self.published],
             "details": self.details,
+            "decided": self.decided,
             "revised": [*self.revised],
             "setup": self.setup(),
         }

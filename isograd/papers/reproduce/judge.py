@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from isograd.lab.statistics import Interval, compare, median, median_interval, wilson
+from isograd.lab.statistics import compare, median, median_interval, wilson
 from isograd.papers.reproduce.item import Direction, Judgement, Ours, Row, Rows
 
 Side = Literal["lower", "higher"]
@@ -20,7 +20,7 @@ def of_arm(rows: Rows, arm: str, **where: object) -> list[Row]:
     return [row for row in rows if row.get("arm") == arm and all(row.get(key) == value for key, value in where.items())]
 
 
-SCORES = ("bleu", "score", "chrf", "accuracy")  # columns of which more is better
+SCORES = ("bleu", "score", "chrf", "meteor", "accuracy")  # columns of which more is better
 
 
 def by_seed(rows: Rows, column: str) -> dict[int, float]:
@@ -56,7 +56,9 @@ def paired(
     found = compare(a, b)
     name = what or column.replace("_", " ")
     ours = (measured(f"{name}, {mine}", [*a.values()], unit), measured(f"{name}, {theirs}", [*b.values()], unit))
-    verdict = sided(found.interval, expect, least) if found.interval else "not seen"  # one seed has none
+    verdict = (
+        sided(found.interval.low, found.interval.high, expect, least) if found.interval else "not seen"
+    )  # one seed has none
     if not found.n:
         return Judgement(verdict="not seen", reason=f"no seed of {mine} and {theirs} can be compared.", ours=ours)
     size = f"by {abs(found.median or 0):.3g}{f' {unit}' if unit else ''} in the median"
@@ -72,9 +74,9 @@ def _alone(n: int) -> str:
     return "; one seed has no interval, and shows nothing" if n == 1 else ""
 
 
-def sided(interval: Interval, expect: Side, least: float = 0.0) -> Direction:
+def sided(low: float, high: float, expect: Side, least: float = 0.0) -> Direction:
     """The verdict of an interval of differences (or of anything that is 0 where there is no effect)."""
-    side: Side | None = "higher" if interval.low > least else "lower" if interval.high < -least else None
+    side: Side | None = "higher" if low > least else "lower" if high < -least else None
     return "not seen" if side is None else "same direction" if side == expect else "opposite"
 
 
@@ -84,7 +86,7 @@ def beyond(label: str, values: Sequence[float], threshold: float, expect: Side, 
     asked = f"the rule asks for {'more' if expect == 'higher' else 'less'} than {threshold:g}"
     reason = f"{_capital(label)}: {_number(ours.value)}{unit and ' ' + unit} (n = {ours.n}); {asked}{_alone(ours.n)}."
     interval = median_interval([value - threshold for value in values]) if len(values) > 1 else None
-    verdict = sided(interval, expect) if interval else "not seen"  # one seed has none
+    verdict = sided(interval.low, interval.high, expect) if interval else "not seen"  # one seed has none
     return Judgement(verdict=verdict, reason=reason, ours=(ours,))
 
 

@@ -11,7 +11,7 @@ from statistics import correlation, fmean
 from typing import Any
 
 from isograd.errors import RecipeError, hint
-from isograd.lab.statistics import median, median_interval
+from isograd.lab.statistics import exponent, median, median_interval
 from isograd.papers.reproduce import judge
 from isograd.papers.reproduce.item import Direction, Judgement, Ours, Row, Rows
 from isograd.papers.reproduce.judge import by_seed, measured, of_arm
@@ -152,6 +152,28 @@ def buckets(rows: Rows, mine: str, theirs: str, what: str) -> Judgement:
     return judge.every(*found)
 
 
+def begins(rows: Rows, arm: str, theirs: str, x: str, expect: judge.Side, what: str, unit: str = "") -> Judgement:
+    """Where an effect begins: the first place on an axis from which on its interval leaves zero, to the axis' end."""
+    own = sorted((row for row in rows if row.get("what") == "effect" and row["arm"] == arm), key=lambda row: row[x])
+    sides = [judge.sided(row["low"], row["high"], expect) for row in own]
+    last: Direction = sides[-1] if own else "not seen"
+    side = expect if last == "same direction" else "higher" if expect == "lower" else "lower"
+    since = next((row[x] for i, row in enumerate(own) if {*sides[i:]} == {last}), 0)
+    seen = (
+        f"{side} than {theirs} from {x} {since:,g} on" if last != "not seen" else f"not apart from {theirs} at the end"
+    )
+    ours = tuple(
+        Ours(
+            label=f"{what}, {arm} less {theirs}, {x} {row[x]:,g}",
+            value=row["effect"],
+            unit=unit,
+            **{name: row[name] for name in ("n", "low", "high")},
+        )
+        for row in own[:: max(1, len(own) // 4)]
+    )
+    return Judgement(verdict=last, reason=f"{what[:1].upper()}{what[1:]}: {arm} is {seen}.", ours=ours)
+
+
 # ------------------------------------------------------------------------------------------------- of one paper alone
 
 
@@ -184,12 +206,13 @@ def sooner(rows: Rows, mine: str, theirs: str) -> Judgement:
     return Judgement(verdict=found.verdict, reason=reason, ours=(*found.ours, time, *gain.ours))
 
 
-def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int]) -> Judgement:
-    """NormFormer: each arm at its own best rate, which some seeds choose and the others judge.
+def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int], least: float = 0.0) -> Judgement:
+    """Each arm at its own best rate, which some seeds choose and the others judge.
 
     Args:
         mine, theirs: what the names of an arm at all its rates begin with, before ", lr ".
         by: the seeds that choose.
+        least: as of `judge.paired`.
     """
     best = {}
     for name in (mine, theirs):
@@ -199,7 +222,7 @@ def tuned(rows: Rows, mine: str, theirs: str, by: Sequence[int]) -> Judgement:
         own = {arm: of for arm, of in losses.items() if arm.startswith(f"{name}, lr ")}
         best[name] = min(own, key=lambda arm: median([own[arm].get(seed, math.inf) for seed in by]))
     others = [row for row in rows if row["seed"] not in by]
-    return judge.paired(others, "validation_loss", best[mine], best[theirs], "lower", unit="nats")
+    return judge.paired(others, "validation_loss", best[mine], best[theirs], "lower", unit="nats", least=least)
 
 
 def stable(rows: Rows, mine: str, theirs: str) -> Judgement:
@@ -242,8 +265,8 @@ LAWS: dict[str, tuple[str, Callable[[float], float]]] = {  # ADMIN's, of N subla
 
 
 def output_changes(rows: Rows) -> Judgement:
-    """ADMIN: the laws fit, and Post-LN's change grows more than the others'."""
-    found = []
+    """ADMIN: the laws fit, and Post-LN's change grows more than the others'; the exponents beside them."""
+    found, shown = [], []
     for direction in ("random", "gradient"):
         growth: dict[str, list[float]] = {}
         for arm, (law, of) in LAWS.items():
@@ -251,11 +274,14 @@ def output_changes(rows: Rows) -> Judgement:
             curves = [_where(rows, direction=direction, arm=arm, seed=seed) for seed in seeds]
             growth[arm] = [curve[-1]["relative"] for curve in curves]
             found.append(_fit(f"R^2 of {law}, {arm}, {direction}", of, curves))
+            powers = [exponent([at["sublayers"] for at in curve], [at["change"] for at in curve]) for curve in curves]
+            shown.append(measured(f"p of change ~ N^p, {arm}, {direction}", powers))
         for arm in ("Pre-LN", "ADMIN"):
             ratios = [post / other for post, other in zip(growth["Post-LN"], growth[arm], strict=True)]
             label = f"growth from 6 to 96 sublayers, Post-LN over {arm}, {direction}"
             found.append(judge.beyond(label, ratios, 1.0, "higher"))
-    return judge.every(*found)
+    whole = judge.every(*found)
+    return replace(whole, ours=(*whole.ours, *shown))
 
 
 def _fit(label: str, law: Callable[[float], float], curves: Sequence[Rows]) -> Judgement:
@@ -282,20 +308,6 @@ def vanishing(rows: Rows, layers: int, pairs: Mapping[str, Sequence[str]]) -> Ju
     return judge.every(*found)
 
 
-def hybrid(rows: Rows, arm: str, beside: str, rate: str) -> Judgement:
-    """ADMIN: the hybrid fails at the paper's rate though its gradients do not vanish; opposite where it trains."""
-    factors = [row["decoder_factor"] for row in of_arm(rows, arm) if row.get("decoder_factor")]
-    failing = [fails(rows, f"{arm}{at}", f"{beside}{at}") for at in ("", rate)]
-    whole = judge.every(
-        judge.beyond("gradient per layer going down, the hybrid's decoder", factors, 0.9, "higher"),
-        judge.trains(rows, yes=[beside]),
-        judge.trains(rows, yes=[f"{beside}{rate}"]),
-        failing[1],
-        fails(rows, "Post-LN", beside),
-    )
-    return replace(whole, verdict="opposite") if {one.verdict for one in failing} == {"opposite"} else whole
-
-
 def dependencies(rows: Rows) -> Judgement:
     """ADMIN: beta_ii^2 of the upper half of the encoder: Post-LN above Pre-LN, ADMIN below Post-LN."""
     found = []
@@ -311,7 +323,7 @@ RULES: dict[str, Callable[..., Judgement]] = {
     "paired": judge.paired,
     **{
         rule.__name__: rule
-        for rule in (column, gap, alike, trains, fails, buckets, bounded, sooner, stable, overhead, output_changes)
+        for rule in (column, gap, alike, trains, fails, buckets, begins, bounded, sooner, stable, overhead)
     },
-    **{rule.__name__: rule for rule in (vanishing, hybrid, dependencies, tuned)},
+    **{rule.__name__: rule for rule in (output_changes, vanishing, dependencies, tuned)},
 }

@@ -177,9 +177,16 @@ def _charts(result: Row, rows: Rows) -> Iterator[Section]:
     for chart in result["charts"]:
         drawn = [row for row in rows if all(row.get(key) == value for key, value in chart["where"].items())]
         if own := [row for row in drawn if chart["y"] in row]:
+            own += _published_points(chart, result["published"])
             yield (
                 map_section(chart, own) if chart["kind"] == "map" else _chart({**chart, "rates": _rates_of(rows)}, own)
             )
+
+
+def _published_points(chart: Row, published: Rows) -> Rows:
+    """The paper's numbers that have a place on the axis."""
+    points = [one for one in published if one.get("at") is not None and chart["kind"] == "lines"]
+    return [{chart["line"]: "in the paper", chart["x"]: one["at"], chart["y"]: one["value"]} for one in points]
 
 
 def _chart(chart: Row, rows: Rows) -> Section:
@@ -205,6 +212,8 @@ def _lines(chart: Row, rows: Rows) -> Drawing:
         if name:
             heading(axes, name)
         label(axes, chart["x_label"] or chart["x"], chart["y_label"] or chart["y"])
+        if chart.get("zero"):
+            axes.axhline(0, color="grey", linewidth=0.8)
         if chart["log_x"]:
             axes.set_xscale("log")
         if chart["log_y"]:
@@ -236,8 +245,8 @@ def _line(axes: Axes, chart: Row, rows: Rows, name: str, line_look: Look) -> Non
     low, high = (chart[end] or chart["y"] for end in ("low", "high"))
     mean = [statistics.fmean(row[chart["y"]] for row in own) for own in points.values()]
     axes.plot(list(points), mean, label=name, marker="o", markersize=2.8, **line_look)
-    lows = [min(row[low] for row in own) for own in points.values()]
-    highs = [max(row[high] for row in own) for own in points.values()]
+    lows = [min(row.get(low, row[chart["y"]]) for row in own) for own in points.values()]
+    highs = [max(row.get(high, row[chart["y"]]) for row in own) for own in points.values()]
     if lows != highs:
         axes.fill_between(list(points), lows, highs, color=line_look["color"], alpha=0.16, linewidth=0)
 

@@ -122,6 +122,7 @@ def _entry(item: Row, result: Row | None) -> Row:
     published = [_published(one) for one in item["published"]]
     sources = ["" if one_tag or one["tag"] == "paper" else f" ({one['tag']})" for one in item["published"]]
     has_run = result is not None and result["verdict"] != "not run"
+    decided = item["decided"] if has_run and result and result["verdict"] != "same direction" else ""
     minutes = "" if item["missing"] else f"about {item['minutes']:g}"
     return {
         **item,
@@ -131,6 +132,7 @@ def _entry(item: Row, result: Row | None) -> Row:
         "state": result["verdict"] if result else "not run" if item["missing"] else "not run yet",
         "verdict": _verdict(item, result),
         "first": reasons[0],
+        "decided": str(prose(decided)),
         "reasons": inline,
         "conditions": reasons[len(inline) :],
         "known": f" ({tags.pop()})" if one_tag else "",
@@ -190,8 +192,8 @@ def _what_holds(items: Sequence[Row], file: str = "") -> str:
     names = [one["shows"].partition(":")[0] for one in items]
     links: dict[str, list[str]] = {said: [] for said in _SAID.values()}
     for one, name in zip(items, names, strict=True):
-        title = name if names.count(name) == 1 else one["shows"]
-        links[_SAID[one["state"]]].append(f"[{title}]({file}#{one['slug']})")
+        title, decided = name if names.count(name) == 1 else one["shows"], one["decided"].partition(":")[0]
+        links[_SAID[one["state"]]].append(f"[{title}]({file}#{one['slug']})" + (f" ({decided})" if decided else ""))
     return "\n".join(f"- {said} ({len(own)} of {len(items)}): {'; '.join(own)}." for said, own in links.items() if own)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ARMS = {"Pre-LN": "pre-ln", "NormFormer": "normformer", "NormFormer with ResScale": "normformer-resscale"}
 SIZES = ("125m", "355m", "1.3b", "2.7b")
-ROUNDS, STEPS = 9, 3
+ROUNDS, STEPS = 31, 3
 SHAPE: dict[str, Any] = {  # two layers of the 125M shape; a small vocabulary, so that layers are what takes the time
     "vocab_size": 1024,
     "hidden_size": 768,

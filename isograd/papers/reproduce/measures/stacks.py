@@ -27,7 +27,7 @@ def output_changes(context: Context) -> Rows:
 
     ways = {"random": amplification.output_changes, "gradient": amplification.gradient_changes}
     rows: list[Row] = []
-    for seed, direction, placement in product(context.seeds or range(1, 6), ways, PLACEMENTS):
+    for seed, direction, placement in product(context.seeds or range(41, 57), ways, PLACEMENTS):
         measure = partial(ways[direction], placement, amplification.DEPTHS, seed)
         changes = context.once(f"output change, {direction}, {placement}, seed {seed}", measure)
         first = {"direction": direction, "placement": placement, "arm": PLACEMENTS[placement], "seed": seed}
@@ -52,11 +52,29 @@ def gradients_at_init(context: Context) -> Rows:
 
 
 def gradients_of_runs(context: Context) -> Rows:
-    """A row per run, with `encoder_factor` and `decoder_factor`: see `factor`."""
+    """A row per run, with `encoder_factor` and `decoder_factor`: see `factor`; and `source_use`."""
     return [
-        one.row(**{f"{stack}_factor": factor(one.read("quantities.jsonl"), stack) for stack in ("encoder", "decoder")})
+        one.row(
+            **{f"{stack}_factor": factor(one.read("quantities.jsonl"), stack) for stack in ("encoder", "decoder")},
+            source_use=context.once(f"use of the source, {one.arm}, seed {one.seed}", partial(_source_use, one)),
+        )
         for one in context.trained
     ]
+
+
+def _source_use(one: Trained) -> float:
+    """How far the loss of a batch rises where each translation is given the source of another, in nats per token: 0
+    where nothing of the source comes through."""
+    import torch
+
+    from isograd.lab.train.train import load_task
+    from isograd.models import IsogradForSeq2SeqLM
+
+    batch = dict(load_task(one.run).first_batch())
+    model = from_pretrained(IsogradForSeq2SeqLM, one.folder / "model").eval()
+    turned = {name: batch[name].roll(1, 0) for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        return float(model(**{**batch, **turned}).loss - model(**batch).loss)
 
 
 def factor(quantities: Rows, stack: str) -> float | None:

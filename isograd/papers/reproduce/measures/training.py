@@ -2,9 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
+from isograd.lab.statistics import compare
 from isograd.outcome import reached
 from isograd.papers.reproduce.context import Context, Trained
 from isograd.papers.reproduce.item import Row, Rows
@@ -121,6 +122,47 @@ def steps_to_equal_loss(context: Context) -> Rows:
                     seconds = _share(mine, theirs, "seconds")
                     rows.append({**_who(mine), "what": "equal loss", "share_of_steps": share, "share_of_time": seconds})
     return rows
+
+
+def effects_by_update(context: Context) -> Rows:
+    """A row per run; and per validation how far an arm's loss lies above that of its group's first arm, over seeds."""
+    return _effects(context, "step", _losses)
+
+
+def effects_by_rate(context: Context) -> Rows:
+    """The same at the end of training, by the learning rate of a group."""
+    return _effects(context, "lr", lambda run: {run.run.training.lr: _last_loss(run)})
+
+
+def effects_by_depth(context: Context) -> Rows:
+    """The same at the end of training, by the layers of a group, of the decoder where there are two stacks."""
+    return _effects(context, "layers", lambda run: {run.run.layers or 0: _last_loss(run)})
+
+
+def _last_loss(run: Trained) -> float:
+    loss = None if run.outcome["outcome"] == "diverged" else run.outcome.get("validation_loss")
+    return math.inf if loss is None else loss
+
+
+def _effects(context: Context, x: str, of: Callable[[Trained], dict[float, float]]) -> Rows:
+    """`of` gives the losses of a run by their place on the axis x."""
+    rows, arms = context.rows(), list(dict.fromkeys((run.group, run.arm) for run in context.trained))
+    for group, reference in _first_of_each(arms):
+        theirs = {run.seed: of(run) for run in context.of(group=group, arm=reference)}
+        for arm in (arm for own, arm in arms if own == group and arm != reference):
+            runs = context.of(group=group, arm=arm)
+            mine = {run.seed: of(run) for run in runs if run.seed in theirs}
+            for place in of(runs[0]):
+                a, b = ({seed: one[place] for seed, one in side.items() if place in one} for side in (mine, theirs))
+                if (found := compare(a, b)).interval:
+                    ends = {"effect": found.median, "low": found.interval.low, "high": found.interval.high}
+                    rows.append({**_who(runs[0]), "seed": 0, "what": "effect", x: place, "n": found.n, **ends})
+    return rows
+
+
+def _losses(run: Trained) -> dict[float, float]:
+    """By step."""
+    return {row["step"]: row["loss"] for row in run.read("validation.jsonl") if row["loss"] is not None}
 
 
 def _first_of_each(arms: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:

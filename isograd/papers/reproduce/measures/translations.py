@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from isograd.files import write_json, write_text
@@ -38,6 +39,29 @@ def differences(context: Context) -> Rows:
             turned |= {"first": one["second"], "second": one["first"]}
             rows += [{"seed": seed, **one}, {"seed": seed, **turned}]
     return rows
+
+
+def meteors(context: Context) -> Rows:
+    """The rows of `scores`, with METEOR in its first two stages, exact words and stems: the mean over the lines."""
+    rows = zip(scores(context), context.trained, strict=True)
+    return [{**row, "meteor": _meteor(*translated(context, one))} for row, one in rows]
+
+
+def _meteor(ours: list[str], theirs: list[str]) -> float:
+    try:
+        from nltk.translate.meteor_score import single_meteor_score
+    except ImportError as missing:
+        raise ImportError("METEOR needs nltk; pip install 'isograd[eval]'", name="nltk") from missing
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    class NoSynonyms:
+        """In the place of WordNet, METEOR's third stage."""
+
+        def synsets(self, word: str) -> list[str]:
+            return []
+
+    lines = [[Tokenizer13a()(line).split() for line in pair] for pair in zip(theirs, ours, strict=True)]
+    return 100 * fmean(single_meteor_score(*pair, wordnet=NoSynonyms()) for pair in lines)
 
 
 def _bootstrap(context: Context, seed: int) -> list[Row]:
