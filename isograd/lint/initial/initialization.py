@@ -88,14 +88,14 @@ def untied(checked: CheckedModel) -> Iterator[Finding]:
 @rule(Phase.INIT, "initial-loss")
 def first_loss(checked: CheckedModel) -> Iterator[Finding]:
     """An initial loss far from that of equal probabilities, ln V; of a tied table, logits that are no longer small."""
-    if checked.logits is None or not checked.at_init:
+    if checked.logits is None or not checked.at_init or checked.trace[checked.logits].shape[-1] < 2:
         return
     logits = checked.trace[checked.logits].double()
     classes, loud = logits.shape[-1], logits.std(dim=-1).mean().item()
     loss, factor = _first_loss(logits), _logit_factor(checked)
     far = loss > 2 * math.log(classes) + MORE  # logits with a temperature of their own begin with less
     tied = checked.head in checked.tables and factor < 1.1
-    if classes > 1 and (far or (tied and loud > LOUD)):
+    if far or (tied and loud > LOUD):
         grown = f", and the logits are multiplied by {factor:.3g}" if factor > 1.1 else ""
         yield Finding(
             severity="warning",
