@@ -17,8 +17,8 @@ from isograd.files import write_json
 from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
+    from isograd.cli.formats import SourcePlace
     from isograd.lint import Finding, Findings
-    from isograd.lint.formats import SourcePlace
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -109,7 +109,7 @@ def written(findings: "Findings", made_by: str, how: str | None, sarif: Path | N
 
 def _sarif(findings: "Findings", made_by: str) -> dict[str, Any]:
     from isograd import __version__
-    from isograd.lint import formats
+    from isograd.cli import formats
 
     return formats.sarif(findings, _places(findings, made_by), __version__)
 
@@ -121,7 +121,7 @@ def _diff(findings: "Findings") -> str:
 
 
 def _print_commands(findings: "Findings", made_by: str) -> None:
-    from isograd.lint import formats
+    from isograd.cli import formats
 
     if commands := formats.github(findings, _places(findings, made_by)):
         print(commands)
@@ -129,7 +129,7 @@ def _print_commands(findings: "Findings", made_by: str) -> None:
 
 
 def _places(findings: "Findings", made_by: str) -> "dict[Finding, SourcePlace]":
-    from isograd.lint.formats import places
+    from isograd.cli.formats import places
     from isograd.trace.load import maker_of
 
     workspace = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()  # paths are relative to the repository
