@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets
 from isograd.diagnose.watch.batches import Batches
 from isograd.diagnose.watch.collapse import ASK, CollapseWatch
+from isograd.diagnose.watch.drift import FIRST, Continued, Ranks, Rounded
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
 from isograd.diagnose.watch.layers import WatchedLayer, by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
@@ -63,7 +64,11 @@ _FOLLOWS_FROM = {  # a signal that says no more than one that is known
 }
 _WIRING = ("gradients", "unigram")  # signals that the wiring of a model can explain
 COPIED = 300_000_000  # parameters of a model that is looked at while it trains
-SIGNALS = frozenset(_FOLLOWS_FROM) | {"ids"} | {signal for known in _FOLLOWS_FROM.values() for signal in known}
+SIGNALS = (
+    frozenset(_FOLLOWS_FROM)
+    | {"ids", "rounded", "resume", "ranks", "schedule"}
+    | {signal for known in _FOLLOWS_FROM.values() for signal in known}
+)
 _SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
 
 
@@ -115,6 +120,7 @@ def watch(
     kept = Nonfinite(where, overflows=overflows)
     made = Watch(model, addresses, writers, kept, every=every, unigram_entropy=unigram_entropy, updates=updates)
     made.trained_by.optimizer = optimizer
+    made.continued = Continued.of(where)
     made.replays = None if replay is None else Replays(loop=replay, model=model)
     return made
 
@@ -142,6 +148,8 @@ class Watch:
         self.layers: list[Row] = []
         self.warnings: list[Row] = []
         self.replays: Replays | None = None
+        self.continued = Continued([])
+        self.ranks: Ranks | None = None  # set where every process watches
         self.trained_by = TrainedBy(model)
         self.on_reading: Callable[[int, float], None] | None = None  # called with the step and the loss of each
         self._model = model
@@ -161,6 +169,8 @@ class Watch:
         self._updates_of: Updates | None = None
         self._waiting: list[tuple[int, Any, float | None]] = []  # steps that were taken and not read yet: batch, rate
         self._ended: set[str] = set()  # looks that failed
+        self._rounded: Rounded | None = None
+        self._begun: list[float] = []  # the first losses
         self._step = 0
         self._closed = self._asked_of = False
         self._read = 0  # how many so far
@@ -213,6 +223,7 @@ class Watch:
         self._updates_of = Updates(self._model, self._parameters(), self._every, self.trained_by)
         self._steps = Steps(list(self._model.parameters()), self._every)
         self._gradients = Gradients(self._model, self._watched, self._updates)
+        self._rounded = Rounded(self._model) if self._every == 1 else None
         self._try("targets", self._targets.recognize, self._model, batch, loss)
         self._try("the first batch", self._first.begin, batch, loss)
 
@@ -221,6 +232,10 @@ class Watch:
         self._gradients.take(loss)
         self._try("steps of weights", self._steps.take)
         self._waiting.append((self._step, batch, self.trained_by.rate))
+        if self._rounded is not None:
+            self._report(self._try("rounding", self._rounded.look, self._step, self.trained_by.rate) or [])
+        if self.ranks is not None:
+            self._report(self._try("processes", self.ranks.look, self._step) or [])
         return True
 
     def _try(self, what: str, look: Callable[..., Any], *args: Any) -> Any:
@@ -258,7 +273,9 @@ class Watch:
             self._try("targets", self._count, batch)
             new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
             undone = self._first.follow(reading.loss)
+            self._begun += [reading.loss] if len(self._begun) < FIRST else []
             new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)
+            new += self.continued.look(step, self._begun) if self._read == FIRST else []
             new += self._try("batches", self._batches.look, step, batch, self._collapse, reading.loss) or []
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))

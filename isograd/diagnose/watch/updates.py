@@ -101,6 +101,7 @@ class Updates:
             return []
         if len(still) == len(self._before):
             return [_no_updates(step, FIRST - 1 if self._count == FIRST else EVERY, self._settings())]
+        still -= {name for name in still if self._rounds(name)}
         names = {id(p): name for name, p in self._named.items()}
         stuck = [
             address
@@ -114,6 +115,13 @@ class Updates:
         p = self._named[name]
         rounded = p.dtype in (torch.float16, torch.bfloat16) and p.ndim < 2
         return p.grad is not None and bool(p.grad.any()) and not rounded
+
+    def _rounds(self, name: str) -> bool:
+        """Whether it is in 16 bits and the optimizer has it: that its update is rounded away is another's to say."""
+        optimizer = getattr(self._settings, "optimizer", None)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
+        p = self._named[name]
+        return p.dtype in (torch.float16, torch.bfloat16) and id(p) in held
 
     @torch.no_grad()
     def _gradients(self) -> None:

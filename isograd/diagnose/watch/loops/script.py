@@ -5,6 +5,7 @@ called before it, the loss where `backward` is called on it, and the targets whe
 Gradients are read before `clip_grad_norm_` where the script clips, else before the optimizer's step.
 """
 
+import os
 import runpy
 import sys
 import traceback
@@ -19,9 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from isograd.diagnose.watch import Watch, watch
+from isograd.diagnose.watch.drift import Ranks
+from isograd.diagnose.watch.writers import alarm
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 MODULES = 64  # called before the optimizer's first step, that are remembered
@@ -48,7 +52,10 @@ class ScriptWatch:
         self._losses: list[Tensor] = []
         self._scaler: Any = None
         self._measured = False
-        self._backwards = 0
+        self._backwards = self._updates = 0
+        self._schedules: dict[int, tuple[LRScheduler, int]] = {}
+        self._inner = False
+        self._off = 0  # updates in a row with another rate than the schedule's
 
     def __enter__(self) -> "ScriptWatch":
         self._replace(nn.Module, "__call__", self._calls)
@@ -59,6 +66,9 @@ class ScriptWatch:
             seen = self._before(getattr(clip_grad, name))
             for owner in (clip_grad, nn.utils):
                 self._replace(owner, name, partial(_given, seen))
+        for kind in _kinds(LRScheduler):
+            if "step" in vars(kind):
+                self._replace(kind, "step", self._scheduled)
         self._until.callback(register_optimizer_step_pre_hook(self._step).remove)
         return self
 
@@ -114,6 +124,44 @@ class ScriptWatch:
 
         return scale
 
+    def _scheduled(self, old: Any) -> Any:
+        def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+            if self._inner:  # of a scheduler that holds others
+                return old(scheduler, *args, **kwargs)
+            self._schedules[id(scheduler)] = scheduler, self._schedules.get(id(scheduler), (scheduler, 0))[1] + 1
+            self._inner = True
+            try:
+                return old(scheduler, *args, **kwargs)
+            finally:
+                self._inner = False
+
+        return step
+
+    def _follow_schedule(self, optimizer: Optimizer) -> None:
+        """Whether the rate is the schedule's, and the schedule is stepped once per update."""
+        own = [(s, n) for s, n in self._schedules.values() if getattr(s, "optimizer", None) is optimizer]
+        if len(own) != 1 or self.watch is None or any(row["signal"] == "schedule" for row in self.watch.warnings):
+            return
+        scheduler, times = own[0]
+        last = getattr(scheduler, "_last_lr", None) or []
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        off = len(last) == len(rates) and any(
+            abs(a - float(b)) > 0.01 * abs(a) for a, b in zip(rates, last, strict=True)
+        )
+        self._off = self._off + 1 if off else 0
+        each = times / max(1, self._updates)
+        name, processes = type(scheduler).__name__, int(os.environ.get("WORLD_SIZE", "1"))
+        if self._updates == WAITS and each > 1.8 and round(each) != processes:  # accelerate steps once per process
+            symptom = f"{name} is stepped {each:.0f} times per update"
+            cause, remedy = f"it is over after 1/{each:.0f} of its steps", "step it once, after optimizer.step()"
+        elif self._off == WAITS:
+            symptom = f"the rate is {rates[0]:.3g}, and {name} says {float(last[0]):.3g}"
+            cause = "something else sets it: a state that was loaded after the schedule, or a second schedule"
+            remedy = "load the optimizer's state first, then the schedule's; keep one of two schedules"
+        else:
+            return
+        self.watch.report(alarm(self._updates, "schedule", None, symptom, cause, remedy))
+
     def _before(self, old: Any) -> Any:
         def clip(*args: Any, **kwargs: Any) -> Any:
             self._measure()
@@ -138,6 +186,8 @@ class ScriptWatch:
         if self._model is None:
             self._find(optimizer)
         if optimizer is self._optimizer:
+            self._follow_schedule(optimizer)
+            self._updates += 1
             self._measure()
             self._losses.clear()
             self._measured = False
@@ -170,6 +220,7 @@ class ScriptWatch:
         self._follow(type(self._model))
         overflows = self._scaler is not None and self._scaler.is_enabled()
         self.watch = watch(self._model, optimizer=optimizer, overflows=overflows, **self._settings)
+        self.watch.ranks = Ranks(self._model)
 
     def _measure(self) -> None:
         """Once per update: the gradients as they lie, with the loss and the batch."""
@@ -192,6 +243,11 @@ class ScriptWatch:
             same = self._target.numel() == ids.numel()
             return (ids, self._target.view(ids.shape) if same else self._target)
         return args or kwargs
+
+
+def _kinds(kind: type) -> list[type]:
+    every: list[type] = type.__subclasses__(kind)
+    return [kind, *(below for one in every for below in _kinds(one))]
 
 
 def _given(new: Any, old: Any) -> Any:

@@ -1,0 +1,153 @@
+"""What goes apart slowly: weights that 16 bits hold still, a run that is not the one it continues, processes."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
+
+from isograd.diagnose.watch.writers import PER_STEP, Row, alarm
+from isograd.files import read_rows
+
+HALF = (torch.float16, torch.bfloat16)
+MATRICES, ENTRIES = 16, 256
+BEGINS, ENDS = 12, 62  # readings between which weights are compared: copies in float32 would have moved them
+LOST = 0.5  # of the entries
+FIRST, LAST = 5, 20  # readings of a run that goes on, and of the one before
+AGAIN = 0.25  # of a loss, above which it is another
+NOISE = 6.0  # standard errors
+EVERY = 100  # readings from one comparison of processes to the next
+
+
+class Rounded:
+    """Weights in 16 bits of which most stand still over `ENDS` - `BEGINS` readings, although they have gradients.
+
+    An update below half of what the next number is away is lost, and so is the next one. A copy of the weights in
+    float32 adds them up.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        some = [p for p in model.parameters() if p.dtype in HALF and p.ndim > 1 and not isinstance(p, DTensor)]
+        self._weights = some[:: max(1, len(some) // MATRICES)][:MATRICES]
+        self._places = [torch.linspace(0, p.numel() - 1, min(ENTRIES, p.numel())).long() for p in self._weights]
+        self._before: list[Tensor] = []
+        self._graded: list[Tensor] = []
+        self._count = 0
+
+    @torch.no_grad()
+    def look(self, step: int, rate: float | None) -> list[Row]:
+        """At each reading, after backward; the warning, once."""
+        if not self._weights or rate == 0.0:
+            return []
+        self._count += 1
+        if self._count == BEGINS:
+            self._before = self._now()
+            self._graded = [self._graded_at(p, at) for p, at in zip(self._weights, self._places, strict=True)]
+        if self._count != ENDS:
+            return []
+        pairs = zip(self._before, self._now(), self._graded, strict=True)
+        still = torch.cat([(a == b)[g] for a, b, g in pairs]).float()
+        kind = str(self._weights[0].dtype).removeprefix("torch.")
+        self._weights = []
+        if not len(still) or float(still.mean()) <= LOST:
+            return []
+        share = float(still.mean())
+        return [
+            alarm(
+                step,
+                "rounded",
+                None,
+                f"{share:.0%} of the weights in {kind} have not moved in {ENDS - BEGINS} updates, and have gradients",
+                "their updates are below half a step of that type, and are rounded away",
+                "keep weights in float32 and compute under torch.autocast, or round stochastically",
+                share=share,
+            )
+        ]
+
+    def _now(self) -> list[Tensor]:
+        return [
+            p.detach().flatten()[at.to(p.device)].clone() for p, at in zip(self._weights, self._places, strict=True)
+        ]
+
+    def _graded_at(self, p: Tensor, at: Tensor) -> Tensor:
+        return torch.zeros(len(at), dtype=torch.bool) if p.grad is None else p.grad.flatten()[at.to(p.device)] != 0
+
+
+class Continued:
+    """Whether the losses go on where the rows in the folder end.
+
+    >>> Continued([2.1, 2.0, 2.2, 2.1, 2.0]).look(6, [4.0, 3.9, 4.1, 4.0, 3.8])[0]["signal"]
+    'resume'
+    >>> Continued([2.1, 2.0, 2.2, 2.1, 2.0]).look(6, [2.1, 2.2, 1.9, 2.0, 2.3])
+    []
+    """
+
+    def __init__(self, losses: Sequence[float]) -> None:
+        """The last losses of before."""
+        self._losses = [loss for loss in losses if math.isfinite(loss)][-LAST:]
+
+    @classmethod
+    def of(cls, folder: Path | None) -> "Continued":
+        rows = [] if folder is None else read_rows(folder / PER_STEP)
+        return cls([row["loss"] for row in rows[-LAST:] if isinstance(row.get("loss"), int | float)])
+
+    def look(self, step: int, losses: Sequence[float]) -> list[Row]:
+        """With all losses so far; the warning, once."""
+        if len(self._losses) < FIRST or len(losses) != FIRST:
+            return []
+        before, now = fmean(self._losses), fmean(losses)
+        spread = math.sqrt(fmean((x - before) ** 2 for x in self._losses) / FIRST)
+        if now <= before + max(AGAIN * abs(before), NOISE * spread):
+            return []
+        return [
+            alarm(
+                step,
+                "resume",
+                None,
+                f"the loss begins at {now:.3g}, and the rows in this folder end at {before:.3g}",
+                "this run is not the one that it continues: its weights, or the optimizer's state, were not loaded",
+                "load model, optimizer and schedule of the checkpoint; or give a new run a folder of its own",
+                before=before,
+                now=now,
+            )
+        ]
+
+
+class Ranks:
+    """Whether weights that were equal on all processes still are; every process has to look."""
+
+    def __init__(self, model: nn.Module) -> None:
+        whole = [(n, p) for n, p in model.named_parameters() if not isinstance(p, DTensor)]
+        self._named = whole[:: max(1, len(whole) // MATRICES)][:MATRICES]
+        self._count, self._equal = 0, [False] * len(self._named)
+
+    @torch.no_grad()
+    def look(self, step: int) -> list[Row]:
+        """At each reading; the warning, once."""
+        if not self._named or not (distributed.is_available() and distributed.is_initialized()):
+            return []
+        self._count += 1
+        if self._count > 1 and self._count % EVERY != BEGINS:
+            return []
+        mine = torch.stack([p.detach().double().square().sum() for _, p in self._named])
+        every = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(every, mine)
+        equal = [bool(all(one[i] == every[0][i] for one in every)) for i in range(len(self._named))]
+        apart = [name for (name, _), was, now in zip(self._named, self._equal, equal, strict=True) if was and not now]
+        self._equal = equal if self._count == 1 else self._equal
+        if not apart:
+            return []
+        self._named = []
+        return [
+            alarm(
+                step,
+                "ranks",
+                apart[0],
+                f"weights that were equal on all {len(every)} processes differ now",
+                "gradients are not averaged over processes, or one of them left a step out",
+                "call the wrapped model (DDP); step and skip alike on every process",
+            )
+        ]
