@@ -104,9 +104,8 @@ class Arms:
         """As the seed begins it; a first forward and backward pass are done."""
         model = self.built(placement, seed)
         if placement in self.made:
-            own, loss = self.made[placement]
-            own.load_state_dict(model.state_dict())
-            return own, loss
+            self.made[placement][0].load_state_dict(model.state_dict())
+            return self.made[placement]
 
         def of(ids: Tensor) -> Tensor:
             found: Tensor = model(input_ids=ids, labels=ids).loss
