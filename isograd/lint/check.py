@@ -131,6 +131,10 @@ def _looked(
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
     inputs = _with_targets(model, guess_inputs(model)) if batch is None else few_sequences(model, as_inputs(batch))
     anatomy = find_anatomy(model, inputs)
+    shapes = [anatomy.trace[stack.first].shape for stack in anatomy.stacks]
+    if batch is not None and (alike := {s[0] for s in shapes if len(s) == 3 and s[0] == s[1]}):
+        inputs = few_sequences(model, inputs, max(alike) - 1)  # as many sequences as positions: axes look alike
+        anatomy = find_anatomy(model, inputs)
     checked = CheckedModel(model, inputs, anatomy, **given, batch=batch)
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]
     seen = any(anatomy.dataflow.is_product(operation) for operation in anatomy.trace.operations)

@@ -203,6 +203,9 @@ class CheckedModel:
         """The axis of the first sequences given that is as long as one number for each of them, given or returned."""
         every = [self.trace[v] for v in self.trace.inputs.values()]
         given = next((x for x in every if x.ndim in (2, 3)), None)
+        several = [x.shape[:2] for x in every if x.ndim >= 2]
+        if len({a for a, _ in several}) == 1 < len({b for _, b in several}):  # as long in front, and not behind
+            return 0
         lengths = {len(x) for x in every if x.ndim == 1}
         if given is not None and given.shape[0] != given.shape[1] and lengths & {*given.shape[:2]}:
             return [*given.shape[:2]].index((lengths & {*given.shape[:2]}).pop())

@@ -20,7 +20,7 @@ FEWEST = 8  # rows and columns of a picture
 BLIND = 1e-3  # of what the attention adds: less is another order of sums
 CHANGED = 1e-4  # relative: a difference that rounding does not make
 SPEAKS = re.compile(
-    r"(^|[._])(w?pe|pos(?!t)\w*|rope\w*|rotary\w*|freqs\w*|freq_(cis|cos|sin)|inv_freq|cos\w*|sin\w*|alibi\w*)([._]|$)",
+    r"(^|[._])(w?pe|pos(?!t|_weight)\w*|rope\w*|rotary\w*|freqs\w*|freq_(cis|cos|sin)|inv_freq|cos\w*|sin\w*|alibi\w*)([._]|$)",
     re.I,
 )
 
@@ -43,7 +43,9 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         return  # a causal model can do without positions
     if not checked.takes_ids and (unused is None or unused[0] not in checked.parameters):
         return
+    pooled = not checked.anatomy.stacks or checked.logits is None or checked.trace[checked.logits].ndim < 3
     yield Finding(
+        severity="info" if pooled and unused is None and not checked.intents.says("ordered") else "error",
         address=unused[0] if unused else "",
         measured=float(len(attentions)),
         message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"

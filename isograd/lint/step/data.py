@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from isograd.lint.step.told import Told, finding
 
 FAR = 20.0  # of a mean or a standard deviation
 COPIED = 0.9999
+UNRELATED = 0.1  # of a correlation
 SEQUENTIAL = ("SequentialSampler",)
 
 
@@ -24,8 +26,10 @@ def look(seen: Seen) -> Told:
         return
     yield from _finite(seen)
     yield from _repeated(seen, [mark(b) for b in batches], [mark(b) for b in again])
+    yield from _pairs(seen)
     yield from _targets(seen)
     yield from _numbers(seen)
+    yield from _drawn(seen)
 
 
 def _finite(seen: Seen) -> Told:
@@ -90,6 +94,63 @@ def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Told:
 def _equal_rows(batch: Any) -> list[float]:
     some = [leaf for leaf in tensors_in(batch)[:1] if leaf.ndim > 1 and len(leaf) > 2 and leaf[0].numel() > 3]
     return [float((leaf[1:] == leaf[:1]).flatten(1).all(1).float().mean()) for leaf in some]
+
+
+def _pairs(seen: Seen) -> Told:
+    """Two inputs of ids that are equal in some rows, as a chosen and a rejected text that were cut to their prompt."""
+    equal: dict[tuple[str, str], list[Tensor]] = {}
+    for batch in seen.batches[:8]:
+        try:
+            mode = seen.formed(batch)
+        except Exception:
+            return
+        ids = {n: x for n, x in seen.leaves(batch).items() if not x.is_floating_point() and x.ndim == 2}
+        ids = {n: x for n, x in ids.items() if x.untyped_storage().data_ptr() in mode.looked_up}
+        for (a, x), (b, y) in combinations(ids.items(), 2):
+            if x.shape == y.shape:
+                equal.setdefault((a, b), []).append((x == y).all(1))
+    for (a, b), rows in equal.items():
+        share = float(torch.cat(rows).float().mean())
+        if 0.1 < share < 0.95:
+            yield finding(
+                "pairs-equal",
+                "warning",
+                f"{a} and {b} are equal in {share:.0%} of the rows: such a pair has nothing to tell apart",
+                "cut long texts so that what differs stays, or leave such pairs out",
+                share,
+            )
+            return
+
+
+def _drawn(seen: Seen) -> Told:
+    """Targets that are drawn anew each time, as the noise of a diffusion model: is it in what the model reads?"""
+    call = seen.main
+    if call is None or call.name not in NUMBERS or not seen.batches:
+        return
+    try:
+        one, other = (seen.formed(seen.batches[0], seed=seed) for seed in (0, 1))
+    except Exception:
+        return
+    a, b = (max(m.losses, key=lambda c: c.given.numel(), default=None) for m in (one, other))
+    if a is None or b is None or a.target.shape != b.target.shape or torch.equal(a.target, b.target):
+        return
+    change = (a.target - b.target).flatten().double()
+    best = 0.0
+    for x, y in zip(one.read, other.read, strict=False):
+        if x.numel() == change.numel() and x.is_floating_point() and x.shape == y.shape:
+            moved = (x - y).flatten().double()
+            if float(moved.std()) > 0 and float(change.std()) > 0:
+                best = max(best, abs(float(torch.corrcoef(torch.stack([moved, change]))[0, 1])))
+    same = [x for x in one.read if x.numel() == change.numel()]
+    if same and best < UNRELATED and change.numel() > 500:
+        yield finding(
+            "target-unrelated",
+            "error",
+            "the target is drawn anew for each batch, and what the model reads does not change with it"
+            f" (correlation {best:.2f}): it cannot be predicted",
+            "draw the noise once, and use the same for the input and for the target",
+            best,
+        )
 
 
 def _targets(seen: Seen) -> Told:

@@ -103,7 +103,7 @@ def _predicts(seen: Seen) -> Told:
                 "mask the attention: is_causal=True, or a triangular mask, in every layer",
                 read.visible,
             )
-        elif read.tried and read.offset == 0:
+        elif read.tried and read.offset == 0 and read.alone:
             yield finding(
                 "target-leaks",
                 "error",
@@ -262,6 +262,15 @@ def _ends_apart(ids: Tensor, filler: int) -> bool:
 
 def _form(seen: Seen) -> Told:
     """What the loss function got."""
+    if n := seen.record.spread:
+        yield finding(
+            "loss-broadcast",
+            "error",
+            f"predictions and targets of the shapes ({n}, 1) and ({n},) are subtracted: they are spread to ({n}, {n}),"
+            " and each prediction is drawn to the mean of all targets",
+            "give both one shape: prediction.squeeze(-1), or target.unsqueeze(-1)",
+            float(n),
+        )
     for call in seen.record.losses[:40]:
         shapes = tuple(call.given.shape), tuple(call.target.shape)
         if call.name in NUMBERS and shapes[0] != shapes[1] and call.given.numel() > 1:

@@ -33,10 +33,12 @@ LOSSES: dict[Any, str] = {
     functional.huber_loss: "huber_loss",
     functional.kl_div: "kl_div",
 }
+SUBTRACTS = (Tensor.__sub__, Tensor.sub, torch.sub, Tensor.__rsub__, torch.rsub)
 CLASSES = ("cross_entropy", "nll_loss", "kl_div")
 NUMBERS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 MOST = 400  # losses that are kept
 LARGE = 1_000_000  # predictions
+ENTRIES = 64  # of each parameter, that tell whether it was changed
 _THROUGH = (
     "View",
     "Reshape",
@@ -148,6 +150,7 @@ class Step:
     zero: list[str]
     rates: list[float]
     moved: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    apart: float = 0.0  # share of parameters that are others than at the first forward pass of the update
     later: float | None = None  # the norm of the same gradients at the next forward pass
 
 
@@ -167,6 +170,7 @@ class LossMode(TorchFunctionMode):
 
     Attributes:
         looked_up: where the ids of tables lie in memory.
+        spread: how many predictions were subtracted from as many targets by a broadcast to a square; 0 where none.
     """
 
     def __init__(self, model: nn.Module, *, without_gradients: bool = False, live: bool = False) -> None:
@@ -174,6 +178,8 @@ class LossMode(TorchFunctionMode):
         self.model, self._all, self._live = model, without_gradients, live
         self.losses: list[LossCall] = []
         self.looked_up: set[int] = set()
+        self.spread = 0
+        self.read: list[Tensor] = []  # what a model was called with, where that is kept
         self.update = self._part = 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -183,6 +189,8 @@ class LossMode(TorchFunctionMode):
             self._loss(LOSSES[function], found, args, kwargs)
         elif function is functional.embedding:
             self.looked_up.add(args[0].untyped_storage().data_ptr())
+        elif function in SUBTRACTS and len(args) == 2:
+            self._spread_out(*args)
         elif function is Tensor.backward:
             self._backward(args[0])
         return found
@@ -191,6 +199,14 @@ class LossMode(TorchFunctionMode):
         """Predictions, detached; of large ones, but for the first, one row in place of all."""
         whole = given.detach()
         return whole if len(self.losses) < 2 or given.numel() < LARGE else whole[:1].clone().expand_as(whole)
+
+    def _spread_out(self, a: Any, b: Any) -> None:
+        """A prediction (n, 1) minus a target (n), or the reverse: each is compared with all."""
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad != b.requires_grad:
+            shapes = [tuple(a.shape), tuple(b.shape)]
+            n = max((shape[0] for shape in shapes if shape), default=0)
+            if n > 1 and {*shapes} == {(n,), (n, 1)}:
+                self.spread = n
 
     def _backward(self, loss: Tensor) -> None:
         """What backward was called on; after it."""
@@ -238,6 +254,7 @@ class Recorder(LossMode):
         self._counts: dict[int, int] = {}
         self._weights: dict[int, Tensor] = {}
         self._clipped: dict[int, float] = {}
+        self._at_first: dict[int, Tensor] = {}
         self._cleared: dict[int, float] = {}
         self.zeroed: list[int] = []  # after how many backward passes
         self._scale = 1.0
@@ -311,6 +328,8 @@ class Recorder(LossMode):
 
     def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._later()
+        if not self._at_first and torch.is_grad_enabled():
+            self._at_first = {id(p): p.detach().flatten()[:ENTRIES].clone() for p in self.model.parameters()}
         on = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         kind = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
         self._part += 1
@@ -392,13 +411,37 @@ class Recorder(LossMode):
         rest = gg - a * gf - b_ * gp
         return a, b_ * math.sqrt(pp / gg) if gg else 0.0, math.sqrt(max(rest, 0.0) / gg) if gg else 0.0
 
-    @torch.no_grad()
-    def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Before a step; where it is given a closure, which computes the gradients, after the closure."""
         if self._ours is not None and not any(optimizer is one for one in self._ours):
-            return
+            return None
+        closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
+        if closure is None:
+            self._taken(optimizer)
+            return None
+        called: list[bool] = []
+
+        def compute() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            if not called:
+                called.append(True)
+                self._taken(optimizer)
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": compute}
+        return tuple(compute if a is closure else a for a in args), kwargs
+
+    @torch.no_grad()
+    def _taken(self, optimizer: Optimizer) -> None:
+        """What an optimizer is about to use."""
         held = self._parameters(optimizer)
         factor, stale, rest = self._explained(held)
         scale, unscaled = self._scale_now(), id(optimizer) in self._unscaled
+        first = {id(p): self._at_first[id(p)] for p in held if id(p) in self._at_first}
+        apart = [p for p in held if id(p) in first and _other(p.detach().flatten()[:ENTRIES], first[id(p)])]
+        self._at_first = {key: value for key, value in self._at_first.items() if key not in first}
         self._unscaled.discard(id(optimizer))
         wanted = [p for p in held if p.requires_grad]
         self.steps.append(
@@ -416,6 +459,7 @@ class Recorder(LossMode):
                 unscaled=unscaled,
                 norm=_norm([p.grad for p in held if p.grad is not None]),
                 missing=[self._name(p) for p in wanted if p.grad is None],
+                apart=len(apart) / max(1, len(first)),
                 zero=[self._name(p) for p in wanted if p.grad is not None and not bool(p.grad.any())],
                 rates=[float(g["lr"]) for g in optimizer.param_groups],
             )
@@ -452,6 +496,7 @@ class Recorder(LossMode):
             still = float(((change == 0) & graded).sum() / graded.sum().clamp(min=1))
             size = float(before.float().square().mean().sqrt())
             self.steps[-1].moved[self._name(p)] = size, float(change.float().square().mean().sqrt()), still
+        self._at_first = {}
         own = [s.optimizer for s in self.steps if s.update == self.update]
         self.update += self._counting and len(own) >= len(self._ours or [optimizer])
 
@@ -470,6 +515,11 @@ def _kinds(kind: type) -> list[type]:
 def _norm(gradients: list[Tensor]) -> float:
     dense = [g.detach().float() for g in gradients if not g.is_sparse]
     return math.sqrt(sum(float((g * g).sum()) for g in dense))
+
+
+def _other(now: Tensor, before: Tensor) -> bool:
+    """Whether numbers were changed by more than adding and taking away again leaves."""
+    return bool((now - before).abs().max() > 1e-5 * before.abs().max())
 
 
 def _maker(value: Tensor) -> str:

@@ -6,6 +6,8 @@ Everything is done once, and put back; the groups of rules read it.
 import hashlib
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -102,7 +104,7 @@ class Seen:
         named = {"".join(_step(p) for p in path).lstrip("."): leaf for path, leaf in found}
         return {name: leaf for name, leaf in named.items() if isinstance(leaf, Tensor)}
 
-    def formed(self, batch: Any, *, counted: bool = False) -> LossMode:
+    def formed(self, batch: Any, *, counted: bool = False, seed: int = SEED) -> LossMode:
         """The losses of a batch, formed with the same random numbers each time; nothing learns from it.
 
         Args:
@@ -110,12 +112,27 @@ class Seen:
         """
         mode = LossMode(self.setup.model, without_gradients=True, live=counted)
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(counted):
-            torch.manual_seed(SEED)
-            with mode:
+            torch.manual_seed(seed)
+            with mode, self._reads(mode):
                 whole = self.setup.loss_of(batch)
             for call in mode.losses:
                 call.count(whole)
         return mode
+
+    @contextmanager
+    def _reads(self, mode: LossMode) -> Iterator[None]:
+        """Numbers that the model is called with are kept in the mode."""
+
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            mode.read += [
+                x.detach() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.is_floating_point()
+            ]
+
+        hook = self.setup.model.register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     @cached_property
     def reading(self) -> "Reading | None":
@@ -209,6 +226,7 @@ class Reading:
         tried: so many.
         crossed: whether one sequence moves predictions that stand where other sequences' targets do, at equal steps:
             (time, batch) flattened beside (batch, time).
+        alone: whether they are the only ids that the model looks up: no source beside a target.
     """
 
     name: str
@@ -220,6 +238,7 @@ class Reading:
     visible: float
     tried: int
     crossed: bool = False
+    alone: bool = True
 
 
 def reading_of(seen: Seen, batch: Any) -> Reading | None:
@@ -231,6 +250,8 @@ def reading_of(seen: Seen, batch: Any) -> Reading | None:
     which = max(range(len(calls)), key=lambda i: calls[i].given.numel())
     given, target, counts = calls[which].rows
     found = None
+    leaves = [leaf for leaf in seen.leaves(batch).values() if leaf.ndim > 1 and not leaf.is_floating_point()]
+    looked_up = {leaf.untyped_storage().data_ptr() for leaf in leaves} & mode.looked_up
     for name, ids in seen.leaves(batch).items():
         if (
             ids.is_floating_point()
@@ -247,11 +268,7 @@ def reading_of(seen: Seen, batch: Any) -> Reading | None:
         asked = counts.view(len(ids), length)
         looked = ids.untyped_storage().data_ptr() in mode.looked_up
         offset, share = offset_of(ids, rows, asked)
-        if (
-            not looked
-            and len(mode.looked_up)
-            and any(leaf.untyped_storage().data_ptr() in mode.looked_up for leaf in seen.leaves(batch).values())
-        ):
+        if not looked and looked_up:
             continue
         dynamic = _changed(seen, batch, name, ids, which, given, rows, asked, offset)
         if dynamic is None:
@@ -267,6 +284,7 @@ def reading_of(seen: Seen, batch: Any) -> Reading | None:
             visible=visible,
             tried=tried,
             crossed=offset is not None and _crossed(seen, batch, ids, which, given, len(ids)),
+            alone=len(looked_up) < 2,
         )
         if found is None or (one.offset is not None and found.offset is None):
             found = one

@@ -113,6 +113,16 @@ def _gradients(seen: Seen) -> Told:
             0.0,
         )
         return
+    apart = [s for s in seen.steps if s.apart > 0.5]
+    if len(apart) > len(seen.steps) / 2:
+        yield finding(
+            "weights-apart",
+            "error",
+            f"{apart[0].apart:.0%} of the parameters are others at the optimizer's step than at the forward pass of the"
+            " update: something else moves them in between, and nothing moves them back",
+            "put a perturbation back before the step: p.data.copy_(before)",
+            apart[0].apart,
+        )
     cut = [s.factor for s in steps if s.factor == s.factor and not s.unscaled]
     clipped = [f for f in cut if f < 0.999]
     after = [

@@ -181,8 +181,27 @@ class ScriptWatch:
         kind.__call__ = call  # type: ignore[method-assign]
         self._until.callback(lambda: setattr(kind, "__call__", old) if own else delattr(kind, "__call__"))
 
-    def _step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Before any optimizer's step; of several the first one that came is the one that an update begins with."""
+    def _step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Before any optimizer's step; where it is given a closure, which computes the gradients, after that."""
+        closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
+        if closure is None:
+            self._stepping(optimizer)
+            return None
+        called: list[bool] = []
+
+        def compute() -> Any:
+            loss = closure()
+            if not called:  # a line search calls it again
+                called.append(True)
+                self._stepping(optimizer)
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": compute}
+        return tuple(compute if a is closure else a for a in args), kwargs
+
+    def _stepping(self, optimizer: Optimizer) -> None:
+        """Of several optimizers the first one that came is the one that an update begins with."""
         if self._model is None:
             self._find(optimizer)
         if optimizer is self._optimizer:
