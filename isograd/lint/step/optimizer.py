@@ -10,6 +10,7 @@ from isograd.errors import many
 from isograd.lint.step.seen import Seen
 from isograd.lint.step.told import Told, finding
 
+COUPLED = 0.02  # weight decay of Adam, from which on AdamW's is meant
 LAYERS = 4  # different rates from which on they go by depth
 ADAPTER = re.compile(r"lora|adapter|prefix_enc|prompt_enc", re.I)
 ORTHOGONAL = re.compile(r"muon|orthogonal|newton", re.I)
@@ -107,6 +108,24 @@ def _settings(seen: Seen) -> Told:
             f"the learning rate is {peak:g}: {type(adam[0][0]).__name__} moves every weight by about as much in a step",
             "begin with 1e-3 or less, and warm it up",
             peak,
+        )
+    coupled = [
+        (o, g)
+        for o, g in _groups(seen)
+        if type(o).__name__ in ("Adam", "NAdam", "RAdam", "Adamax")
+        and not g.get("decoupled_weight_decay")
+        and float(g.get("weight_decay") or 0) >= COUPLED
+    ]
+    if coupled:
+        optimizer, group = coupled[0]
+        name, decay = type(optimizer).__name__, float(group["weight_decay"])
+        yield finding(
+            "decay-coupled",
+            "warning",
+            f"{name} with weight_decay={decay:g} adds {decay:g} times the weights to the gradient, and then divides by its"
+            " size: that is no weight decay, and hides the gradient where it is small",
+            "use AdamW, whose weight_decay is apart from the gradient",
+            decay,
         )
     strong = [g for _, g in _groups(seen) if float(g.get("weight_decay") or 0) >= 0.5 and float(g["lr"]) > 1e-5]
     if strong:

@@ -170,6 +170,7 @@ CODES = frozenset(
         "data-empty",
         "data-not-finite",
         "data-sorted",
+        "decay-coupled",
         "decay-of-vectors",
         "end-never-target",
         "epochs-alike",
