@@ -122,7 +122,8 @@ def _settings(seen: Seen) -> Told:
         yield finding(
             "decay-coupled",
             "warning",
-            f"{name} with weight_decay={decay:g} adds {decay:g} times the weights to the gradient, and then divides by its"
+            f"{name} with weight_decay={decay:g} adds {decay:g} times the weights to the gradient, and then divides"
+            " by its"
             " size: that is no weight decay, and hides the gradient where it is small",
             "use AdamW, whose weight_decay is apart from the gradient",
             decay,
