@@ -34,6 +34,8 @@ FOLLOWS = {  # a code -> those that are its consequences
     "step-each-part": ("schedule-per-batch",),
     "clip-before-unscale": ("eps-large",),
     "eval-mode": ("resume-differs",),
+    "data-empty": ("step-fails",),
+    "scaler-not-updated": ("step-fails",),
     "loss-shifted": ("target-leaks", "initial-loss"),
     "target-leaks": ("future-leaks", "bidirectional-logits"),
     "targets-constant": ("data-sorted", "target-in-inputs"),
@@ -135,11 +137,11 @@ def preflight(
     hidden = {code for cause, effects in FOLLOWS.items() if cause in codes for code in effects} | ignored
     return Preflight(
         model=name or type(setup.model).__name__,
-        placements=wiring.placements if wiring else {},
-        formulas=wiring.formulas if wiring else {},
+        placements=wiring.placements if wiring is not None else {},
+        formulas=wiring.formulas if wiring is not None else {},
         findings=by_harm(f for f in found if f.code not in hidden),
-        missed=(*seen.missed, *missed, *(wiring.missed if wiring else ())),
-        scheme=wiring.scheme if wiring else "",
+        missed=(*seen.missed, *missed, *(wiring.missed if wiring is not None else ())),
+        scheme=wiring.scheme if wiring is not None else "",
         groups=groups,
         seconds=time.perf_counter() - began,
     )
