@@ -185,17 +185,18 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
     if forward is None:
         missed.append("the model: its forward was not called")
         return None
+    model = seen.record.called or seen.setup.model
     args, kwargs = forward.inputs
     batch = kwargs if kwargs and not args else args
     if args and kwargs:
-        names = list(inspect.signature(seen.setup.model.forward).parameters)
+        names = list(inspect.signature(model.forward).parameters)
         batch = dict(zip(names, args, strict=False)) | kwargs
-    batch = few_sequences(seen.setup.model, as_inputs(batch), SEQUENCES)
+    batch = few_sequences(model, as_inputs(batch), SEQUENCES)
     peaks = [seen.peak(g) for o in seen.setup.optimizers for g in o.param_groups]
     warmup = next((c.warmup for _, c in seen.courses if c.peak > c.rates[0]), 0)
     try:
         return check(
-            seen.setup.model, batch, lr=max(peaks, default=None) if seen.setup.steps else None, warmup=warmup, prove=prove,
+            model, batch, lr=max(peaks, default=None) if seen.setup.steps else None, warmup=warmup, prove=prove,
             intent=intent, ignore=ignore & OF_CHECK,
         )  # fmt: skip
     except Exception as error:  # a model that it cannot record
