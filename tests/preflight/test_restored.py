@@ -209,7 +209,8 @@ def test_what_is_compared_is_compared() -> None:
     changed = " ".join(different(before, loop.state()))
     for part in (
         "model head.weight", "model scale.running_mean", "model  attributes", "average", "optimizer", "scheduler",
-        "scaler", "log", "generator", "counted updates", "counted read", "counted seen", "numbers own", "numbers numbers",
+        "scaler", "log", "generator", "counted updates", "counted read", "counted seen", "numbers own",
+        "numbers numbers",
         "torch", "random", "numpy",
     ):  # fmt: skip
         assert part in changed, part
@@ -300,7 +301,7 @@ def of_trainer(made: Any) -> dict[str, Any]:
     log = {"log": str(made.state.log_history), "arguments": str(made.args.to_dict())}
     return state(
         model=made.model, trainer=made, arguments=made.args, state=made.state, control=made.control,
-        callbacks=callbacks, log=log, accelerator={"kinds": _plain(made.accelerator), "models": len(made.accelerator._models)},
+        callbacks=callbacks, log=log, accelerator=_plain(made.accelerator) | {"models": len(made.accelerator._models)},
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from isograd.errors import hint, many
 from isograd.lint.check import CODES as OF_CHECK
 from isograd.lint.check import check
 from isograd.lint.findings import Finding, Findings, by_harm
+from isograd.lint.intent import Intents
 from isograd.lint.step import data, loss, optimizer, precision, processes, resume, schedule, update
 from isograd.lint.step.seen import Seen, look
 from isograd.lint.step.setup import Setup, setup_of
@@ -105,8 +106,10 @@ def preflight(
 
     Raises:
         InputsError: a part is missing or of another kind.
+        ValueError: an unknown code or intent.
     """
     began, ignored = time.perf_counter(), known(ignore)
+    Intents.given(intent)  # an unknown one is refused before anything runs
     setup = setup_of(model, **parts)
     seen = look(setup)
     found: dict[Finding, None] = {}

@@ -7,8 +7,8 @@ Gradients are read before `clip_grad_norm_` where the script clips, else before 
 
 import runpy
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ class ScriptWatch:
         self._losses: list[Tensor] = []
         self._scaler: Any = None
         self._measured = False
+        self._unclipped: dict[
+            nn.Parameter, Tensor
+        ] = {}  # of the first update, which is clipped before its optimizer is known
 
     def __enter__(self) -> "ScriptWatch":
         self._replace(nn.Module, "__call__", self._calls)
@@ -108,9 +111,13 @@ class ScriptWatch:
         return scale
 
     def _before(self, old: Any) -> Any:
-        def clip(*args: Any, **kwargs: Any) -> Any:
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.watch is None and not isinstance(parameters, Tensor):
+                parameters = list(parameters)
+                fresh = [p for p in parameters if p.grad is not None and p not in self._unclipped]
+                self._unclipped |= {p: p.grad.clone() for p in fresh}
             self._measure()
-            return old(*args, **kwargs)
+            return old(parameters, *args, **kwargs)
 
         return clip
 
@@ -123,9 +130,21 @@ class ScriptWatch:
         if self._model is None:
             self._find(optimizer)
         if optimizer is self._optimizer:
-            self._measure()
+            with self._first_update():
+                self._measure()
             self._losses.clear()
             self._measured = False
+        self._unclipped.clear()
+
+    @contextmanager
+    def _first_update(self) -> Iterator[None]:
+        """Its gradients as they were before clipping; in later ones nothing is kept."""
+        clipped = {p: p.grad for p in self._unclipped}
+        for p, gradient in self._unclipped.items():
+            p.grad = gradient
+        yield
+        for p, now in clipped.items():
+            p.grad = now
 
     def _find(self, optimizer: Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -174,6 +193,8 @@ def run(script: Path, arguments: Sequence[str], watching: ScriptWatch) -> int:
         with watching:
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     finally:
         sys.argv, sys.path[:] = words, path
