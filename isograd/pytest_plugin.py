@@ -1,7 +1,10 @@
-"""The pytest plugin: `isograd.check` and `isograd.watch` as fixtures. Loading it does not import torch.
+"""The pytest plugin: `isograd.check`, `preflight` and `watch` as fixtures. Loading it does not import torch.
 
 def test_model(isograd_check):
     isograd_check(build_model())
+
+def test_run(isograd_preflight):
+    isograd_preflight(build_trainer())
 
 def test_training(isograd_watch):
     watch = isograd_watch(model, optimizer=optimizer)
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
     from isograd.diagnose.watch import Watch
     from isograd.lint import Findings
+    from isograd.lint.step import Preflight
 
 LEVELS = ("error", "warning", "info")
 _INI = {
@@ -53,11 +57,43 @@ def _refuse_unknown(ignored: Iterable[str]) -> None:
     from isograd.diagnose.watch import SIGNALS
     from isograd.errors import hint
     from isograd.lint.check import CODES
+    from isograd.lint.step.report import CODES as OF_STEP
 
+    every = CODES | OF_STEP | SIGNALS
     for code in ignored:
-        if code not in CODES | SIGNALS:
-            what = "neither a code of isograd check nor a signal of isograd.watch"
-            raise pytest.UsageError(f"isograd_ignore: {code!r} is {what}; {hint(code, sorted(CODES | SIGNALS))}")
+        if code not in every:
+            what = "neither a code of isograd check or preflight nor a signal of isograd.watch"
+            raise pytest.UsageError(f"isograd_ignore: {code!r} is {what}; {hint(code, sorted(every))}")
+
+
+def _asking(config: pytest.Config, verb: str) -> "Callable[..., Any]":
+    """`isograd.check` or `isograd.preflight`, failing with the findings of a level and above."""
+    usual, ignored = _level(config), _ignored(config)
+
+    def ask(*given: Any, level: str | None = None, ignore: Iterable[str] = (), **more: Any) -> Any:
+        __tracebackhide__ = True
+        import isograd
+        from isograd.lint.check import CODES
+        from isograd.lint.step.report import CODES as OF_STEP
+
+        wanted = level or usual
+        if wanted not in LEVELS:
+            raise ValueError(f"level={wanted!r}; expected one of {', '.join(LEVELS)}")
+        _refuse_unknown(ignored)
+        known = CODES if verb == "check" else CODES | OF_STEP
+        codes = [*(code for code in ignored if code in known), *ignore]  # a signal of the watch is none
+        findings = getattr(isograd, verb)(*given, ignore=codes, **more)
+        failing = [one for one in findings if one.severity in LEVELS[: LEVELS.index(wanted) + 1]]
+        if failing:
+            said = [f"{one.severity} {one.code}{f' at {one.address}' if one.address else ''}" for one in failing]
+            parts = zip(said, failing, strict=True)
+            lines = [f"  {head}\n    {one.message}\n    -> {one.remedy}" for head, one in parts]
+            raise AssertionError(
+                "\n".join([f"isograd {verb} of {findings.model}: {many(len(failing), 'finding')}", *lines])
+            )
+        return findings
+
+    return ask
 
 
 @pytest.fixture
@@ -66,32 +102,16 @@ def isograd_check(request: pytest.FixtureRequest) -> "Callable[..., Findings]":
 
     It takes what `isograd.check` does, and returns its findings; it fails with those of `level` and above.
     """
-    usual, ignored = _level(request.config), _ignored(request.config)
+    return _asking(request.config, "check")
 
-    def check(
-        model: "nn.Module", batch: Any = None, *, level: str | None = None, ignore: Iterable[str] = (), **more: Any
-    ) -> "Findings":
-        __tracebackhide__ = True
-        import isograd
-        from isograd.lint.check import CODES
 
-        wanted = level or usual
-        if wanted not in LEVELS:
-            raise ValueError(f"level={wanted!r}; expected one of {', '.join(LEVELS)}")
-        _refuse_unknown(ignored)
-        codes = [*(code for code in ignored if code in CODES), *ignore]  # a signal of the watch is none
-        findings = isograd.check(model, batch, ignore=codes, **more)
-        failing = [one for one in findings if one.severity in LEVELS[: LEVELS.index(wanted) + 1]]
-        if failing:
-            said = [f"{one.severity} {one.code} at {one.address or 'the model'}" for one in failing]
-            parts = zip(said, failing, strict=True)
-            lines = [f"  {head}\n    {one.message}\n    -> {one.remedy}" for head, one in parts]
-            raise AssertionError(
-                "\n".join([f"isograd check of {findings.model}: {many(len(failing), 'finding')}", *lines])
-            )
-        return findings
+@pytest.fixture
+def isograd_preflight(request: pytest.FixtureRequest) -> "Callable[..., Preflight]":
+    """Looks at a run before it begins: `isograd_preflight(trainer)`, or `isograd_preflight(model, loss=.., data=..)`.
 
-    return check
+    It takes what `isograd.preflight` does, and returns its report; it fails with findings of `level` and above.
+    """
+    return _asking(request.config, "preflight")
 
 
 @pytest.fixture

@@ -57,11 +57,16 @@ def preflight(
     must_be_writable(sarif, "--sarif")
     announce(f"loading torch and {setup} ...")
     with loading():
+        from isograd.lint.intent import Intents
         from isograd.lint.step import processes, report
         from isograd.trace.load import load_callable
 
-        with refusing(ValueError):
-            report.known(ignore or [])
+        for option, known, words in (("--ignore", report.known, ignore), ("--intent", Intents.given, intent)):
+            try:
+                with refusing(ValueError):
+                    known(words or ())
+            except UserError as error:
+                raise UserError(f"{option}: {error}") from error
         given = load_callable(setup)()
         processes.join()
         parts: dict[str, Any] = {} if steps is None else {"steps": steps}

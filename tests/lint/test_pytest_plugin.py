@@ -43,6 +43,19 @@ def test_normed(isograd_check):
 def test_ignored(isograd_check):
     isograd_check(bare(), ignore=["parameter-unused"])
 
+def run_of(rate):
+    model = normed()
+    data = [(x, x.flip(1)) for x in torch.randn(12, 4, 8, 32)]
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    loss = torch.nn.MSELoss()
+    return {"model": model, "loss": loss, "data": data, "optimizer": optimizer}
+
+def test_rate(isograd_preflight):
+    assert "step" in isograd_preflight(run_of(1e-2), prove=False).groups
+
+def test_no_rate(isograd_preflight):
+    isograd_preflight(run_of(0.0), prove=False)
+
 def steps(watch, moves):
     model = normed()
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
@@ -80,12 +93,14 @@ def run(project: pytest.Pytester, *words: str, inprocess: bool = True) -> pytest
 @pytest.mark.parametrize("inprocess", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_findings_and_warnings_fail_a_test(inprocess: bool, project: pytest.Pytester) -> None:
     done = run(project, inprocess=inprocess)
-    done.assert_outcomes(passed=4, failed=1, errors=1)  # those that pass are the negative controls
+    done.assert_outcomes(passed=5, failed=2, errors=1)  # those that pass are the negative controls
     done.stdout.re_match_lines_random(
         [
             r"E +AssertionError: isograd check of TransformerEncoder: \d+ findings?",
             r"E +error parameter-unused at spare",
             r"E +-> .+",
+            r"E +AssertionError: isograd preflight of TransformerEncoder: 1 finding",
+            r"E +error lr-zero",
             r"isograd.watch: 1 warning",
             r" +updates: step \d+: no weight has moved.*",
         ]
@@ -94,9 +109,9 @@ def test_findings_and_warnings_fail_a_test(inprocess: bool, project: pytest.Pyte
 
 
 def test_level_and_codes_by_option_and_by_ini(project: pytest.Pytester) -> None:
-    project.makeini("[pytest]\nisograd_ignore = parameter-unused updates\nisograd_level = info")
+    project.makeini("[pytest]\nisograd_ignore = parameter-unused updates lr-zero\nisograd_level = info")
     done = run(project, "--isograd-level", "error")
-    done.assert_outcomes(passed=5)
+    done.assert_outcomes(passed=7)
 
 
 def test_a_code_that_does_not_exist(project: pytest.Pytester) -> None:

@@ -77,16 +77,17 @@ def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Told:
     loader = seen.setup.data
     sampler = type(getattr(loader, "sampler", None)).__name__
     same = len(marks) > 2 and marks == again
-    if same and sampler in ("RandomSampler", "DistributedSampler", "WeightedRandomSampler"):
+    if same and sampler in ("RandomSampler", "WeightedRandomSampler"):
         yield finding(
             "epochs-alike",
             "warning",
             f"two epochs begin with the same {count} batches in the same order, though {sampler} shuffles",
-            "do not seed its generator anew in every epoch; call set_epoch of a DistributedSampler",
+            "do not seed its generator anew in every epoch",
             1.0,
         )
-    elif same:
-        yield f"{count} batches, each its own; a second epoch has the same order (nothing shuffles)"
+    elif same:  # the loop may call set_epoch, which is not seen here
+        why = "unless set_epoch is called" if sampler == "DistributedSampler" else "(nothing shuffles)"
+        yield f"{count} batches, each its own; a second epoch has the same order {why}"
     else:
         yield f"{count} batches, each its own{'; a second epoch has another order' if again else ''}"
 

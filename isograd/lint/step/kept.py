@@ -4,10 +4,11 @@
         step(batch)              # may train, count, draw random numbers, or set attributes
 
 Reached are attributes, items, closures, and the globals that functions name. Tensors and arrays get their old values
-where they lie; containers and objects get their old contents; all random generators go back. A generator object or an
-open file cannot be put back, and is said.
+where they lie (arrays that lie in a file stay as they are); containers and objects get their old contents; all random
+generators go back. An iterator that has begun cannot go back, and is said.
 """
 
+import array
 import collections
 import random
 from collections.abc import Iterator
@@ -54,15 +55,21 @@ class Kept:
         if isinstance(one, Tensor):
             return self._tensor(one)
         if isinstance(one, np.ndarray):
-            self._undo.append((one.__setitem__, ..., one.copy()))
+            if one.flags.writeable and not isinstance(one, np.memmap):  # a corpus in a file may be larger than memory
+                self._undo.append((one.__setitem__, ..., one.copy()))
+            return iter(())
+        if isinstance(one, bytearray | array.array):
+            self._undo.append((one.__setitem__, slice(None), one[:]))
             return iter(())
         if isinstance(one, torch.Generator):
             self._undo.append((one.set_state, one.get_state()))
             return iter(())
         if isinstance(one, random.Random | np.random.RandomState | np.random.Generator):
             return self._generator(one)
-        if isinstance(one, GeneratorType) or hasattr(one, "readable"):
-            self.lost.add(type(one).__name__)
+        if isinstance(one, GeneratorType) or (hasattr(one, "__next__") and not hasattr(one, "__dict__")):
+            self.lost.add(getattr(one, "__qualname__", type(one).__name__))
+            return iter(())
+        if hasattr(one, "readable"):  # a file
             return iter(())
         if isinstance(one, dict | list | set | collections.deque | tuple | frozenset):
             return self._container(one)
@@ -82,7 +89,7 @@ class Kept:
         grad = one.grad
         kept = (one, one.data, one.detach().clone(), grad, None if grad is None else grad.detach().clone())
         self._tensors.append((*kept, one.requires_grad))
-        return iter([vars(one)] if vars(one) else [])
+        return iter([vars(one)])
 
     def _generator(self, one: Any) -> Iterator[Any]:
         if isinstance(one, np.random.Generator):
@@ -110,6 +117,7 @@ class Kept:
         if "site-packages" in (one.__code__.co_filename or ""):
             return iter(one.__closure__ or ())
         found: list[Any] = [*(one.__closure__ or ()), *(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
+        found.append(one.__dict__)  # a counter that is an attribute of the function
         for name in one.__code__.co_names:
             value = one.__globals__.get(name)
             if name in one.__globals__ and not isinstance(value, _LEFT):
@@ -126,7 +134,11 @@ class Kept:
         for kind in type(one).__mro__:
             names = kind.__dict__.get("__slots__", ())
             for name in [names] if isinstance(names, str) else names:
-                if name not in ("__dict__", "__weakref__") and hasattr(one, name):
+                if name in ("__dict__", "__weakref__"):
+                    continue
+                if not hasattr(one, name):
+                    self._undo.append((object.__delattr__, one, name))
+                else:
                     value = getattr(one, name)
                     self._undo.append((object.__setattr__, one, name, value))
                     found.append(value)
@@ -158,7 +170,8 @@ class Kept:
 def _fill(one: Any, contents: Any) -> None:
     """The old contents of a dict, a list, a set or a deque, where they have changed."""
     if isinstance(one, dict):
-        if len(one) == len(contents) and all(one.get(key, one) is value for key, value in contents.items()):
+        pairs = zip(one.items(), contents.items(), strict=False)
+        if len(one) == len(contents) and all(a is b and x is y for (a, x), (b, y) in pairs):
             return
         kind = collections.OrderedDict if isinstance(one, collections.OrderedDict) else dict
         kind.clear(one)  # a subclass' own may do more

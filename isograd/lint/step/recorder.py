@@ -257,6 +257,7 @@ class Recorder(LossMode):
         self._at_first: dict[int, Tensor] = {}
         self._cleared: dict[int, float] = {}
         self.zeroed: list[int] = []  # after how many backward passes
+        self.called: nn.Module | None = None  # what is called for an update: the model, or the part of it that is
         self._scale = 1.0
         self._unscaled: set[int] = set()
         self._stack = ExitStack()
@@ -265,7 +266,7 @@ class Recorder(LossMode):
     def __enter__(self) -> "Recorder":
         hooks = [register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post)]
         hooks += [p.register_hook(self._brought(p)) for p in self.model.parameters() if p.requires_grad]
-        hooks.append(self.model.register_forward_pre_hook(self._forward, with_kwargs=True))
+        hooks += [m.register_forward_pre_hook(self._forward, with_kwargs=True) for m in _callable(self.model)]
         for hook in hooks:
             self._stack.callback(hook.remove)
         for kind in _kinds(LRScheduler):
@@ -327,6 +328,9 @@ class Recorder(LossMode):
         return max((z for z in self.zeroed if first < z <= last), default=first)
 
     def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.called = self.called or module
+        if module is not self.called:
+            return
         self._later()
         if not self._at_first and torch.is_grad_enabled():
             self._at_first = {id(p): p.detach().flatten()[:ENTRIES].clone() for p in self.model.parameters()}
@@ -505,6 +509,12 @@ class Recorder(LossMode):
 
     def _name(self, parameter: Tensor) -> str:
         return self._names.get(id(parameter), "")
+
+
+def _callable(model: nn.Module) -> list[nn.Module]:
+    """A module of Lightning is seldom called itself: its largest part is."""
+    parts = list(model.children()) if hasattr(model, "training_step") else []
+    return [model, *sorted(parts, key=lambda part: -sum(p.numel() for p in part.parameters()))[:1]]
 
 
 def _kinds(kind: type) -> list[type]:

@@ -11,6 +11,7 @@ from isograd.errors import InputsError, hint, many
 from isograd.lint.check import CODES as OF_CHECK
 from isograd.lint.check import check
 from isograd.lint.findings import Finding, Findings, by_harm
+from isograd.lint.intent import Intents
 from isograd.lint.step import data, loss, optimizer, precision, processes, resume, schedule, update
 from isograd.lint.step.seen import Seen, look
 from isograd.lint.step.setup import Setup, setup_of
@@ -36,9 +37,11 @@ FOLLOWS = {  # a code -> those that are its consequences
     "step-each-part": ("schedule-per-batch",),
     "clip-before-unscale": ("eps-large",),
     "eval-mode": ("resume-differs",),
+    "data-empty": ("step-fails",),
+    "scaler-not-updated": ("step-fails",),
     "loss-shifted": ("target-leaks", "initial-loss"),
     "target-leaks": ("future-leaks", "bidirectional-logits"),
-    "targets-constant": ("data-sorted", "target-in-inputs target-unrelated"),
+    "targets-constant": ("data-sorted", "target-in-inputs", "target-unrelated"),
     "same-batch": ("data-sorted", "epochs-alike"),
     "loss-not-finite": ("resume-loses", "resume-differs", "gradients-add-up", "weights-still"),
     "batch-without-targets": ("loss-not-finite", "resume-loses", "resume-differs"),
@@ -113,8 +116,10 @@ def preflight(
 
     Raises:
         InputsError: a part is missing or of another kind.
+        ValueError: an unknown code or intent.
     """
     began, ignored = time.perf_counter(), known(ignore)
+    Intents.given(intent)  # an unknown one is refused before anything runs
     setup = setup_of(model, **parts)
     seen = look(setup)
     found: dict[Finding, None] = {}
@@ -145,11 +150,11 @@ def preflight(
     hidden = {code for cause, effects in FOLLOWS.items() if cause in codes for code in effects} | ignored
     return Preflight(
         model=name or type(setup.model).__name__,
-        placements=wiring.placements if wiring else {},
-        formulas=wiring.formulas if wiring else {},
+        placements=wiring.placements if wiring is not None else {},
+        formulas=wiring.formulas if wiring is not None else {},
         findings=by_harm(f for f in found if f.code not in hidden),
-        missed=(*seen.missed, *missed, *(wiring.missed if wiring else ())),
-        scheme=wiring.scheme if wiring else "",
+        missed=(*seen.missed, *missed, *(wiring.missed if wiring is not None else ())),
+        scheme=wiring.scheme if wiring is not None else "",
         groups=groups,
         seconds=time.perf_counter() - began,
     )
@@ -259,20 +264,21 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
     if forward is None:
         missed.append("the model: its forward was not called")
         return None
+    model = seen.record.called or seen.setup.model
     args, kwargs = forward.inputs
     batch = kwargs if kwargs and not args else args
     if args and kwargs:
-        names = list(inspect.signature(seen.setup.model.forward).parameters)
+        names = list(inspect.signature(model.forward).parameters)
         batch = dict(zip(names, args, strict=False)) | kwargs
-    large = is_large(seen.setup.model)
-    batch = few_sequences(seen.setup.model, as_inputs(batch), 2 if large else SEQUENCES)
+    large = is_large(model)
+    batch = few_sequences(model, as_inputs(batch), 2 if large else SEQUENCES)
     with suppress(InputsError):  # short inputs serve a large model, where they can be guessed
-        batch = guess_inputs(seen.setup.model) if large else batch
+        batch = guess_inputs(model) if large else batch
     peaks = [seen.peak(g) for o in seen.setup.optimizers for g in o.param_groups]
     warmup = next((c.warmup for _, c in seen.courses if c.peak > c.rates[0]), 0)
     try:
         return check(
-            seen.setup.model,
+            model,
             batch,
             lr=max(peaks, default=None) if seen.setup.steps else None,
             warmup=warmup,

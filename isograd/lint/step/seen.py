@@ -169,9 +169,10 @@ def look(setup: Setup) -> Seen:
     )
     kept = Kept(*(root for root in roots if root is not None))
     kept.also = setup.undo
+    missed = [f"the position in {name}: an iterator that has begun cannot go back" for name in sorted(kept.lost)]
     began = time.perf_counter()
     record = Recorder(setup.model, setup.optimizers or None, counts=setup.train is not None)
-    seen = Seen(setup=setup, kept=kept, record=record)
+    seen = Seen(setup=setup, kept=kept, record=record, missed=missed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if iter(setup.data) is setup.data:

@@ -150,6 +150,10 @@ def _of_parts(parts: dict[str, Any]) -> Setup:
     model = parts["model"]
     if not isinstance(model, nn.Module):
         raise InputsError(f"model is of type {type(model).__name__}; expected an nn.Module")
+    if not hasattr(parts["data"], "__iter__") and not hasattr(parts["data"], "__getitem__"):
+        raise InputsError(
+            f"data is of type {type(parts['data']).__name__}; expected a DataLoader, or what can be iterated"
+        )
     made = Setup(
         model=model,
         loss=loss_function(parts.get("loss"), model),

@@ -9,8 +9,8 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class ScriptWatch:
         self._schedules: dict[int, tuple[LRScheduler, int]] = {}
         self._inner = False
         self._off = 0  # updates in a row with another rate than the schedule's
+        self._unclipped: dict[nn.Parameter, Tensor] = {}  # of the first update, clipped before its optimizer is known
 
     def __enter__(self) -> "ScriptWatch":
         self._replace(nn.Module, "__call__", self._calls)
@@ -163,9 +164,13 @@ class ScriptWatch:
         self.watch.report(alarm(self._updates, "schedule", None, symptom, cause, remedy))
 
     def _before(self, old: Any) -> Any:
-        def clip(*args: Any, **kwargs: Any) -> Any:
+        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.watch is None and not isinstance(parameters, Tensor):
+                parameters = list(parameters)
+                fresh = [p for p in parameters if p.grad is not None and p not in self._unclipped]
+                self._unclipped |= {p: p.grad.clone() for p in fresh}
             self._measure()
-            return old(*args, **kwargs)
+            return old(parameters, *args, **kwargs)
 
         return clip
 
@@ -207,9 +212,21 @@ class ScriptWatch:
         if optimizer is self._optimizer:
             self._follow_schedule(optimizer)
             self._updates += 1
-            self._measure()
+            with self._first_update():
+                self._measure()
             self._losses.clear()
             self._measured = False
+        self._unclipped.clear()
+
+    @contextmanager
+    def _first_update(self) -> Iterator[None]:
+        """Its gradients as they were before clipping; in later ones nothing is kept."""
+        clipped = {p: p.grad for p in self._unclipped}
+        for p, gradient in self._unclipped.items():
+            p.grad = gradient
+        yield
+        for p, now in clipped.items():
+            p.grad = now
 
     def _by_hand(self) -> None:
         """After a backward pass of a loop that updates weights without an optimizer."""
@@ -282,7 +299,7 @@ def run(script: Path, arguments: Sequence[str], watching: ScriptWatch) -> int:
         with watching:
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as ended:
-        if isinstance(ended.code, str):
+        if not isinstance(ended.code, int | None):
             print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except Exception as error:

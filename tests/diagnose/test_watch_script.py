@@ -1,0 +1,173 @@
+"""`isograd watch SCRIPT`: the script's results are those without it, and its updates are rows."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from isograd.diagnose.watch.loops.script import ScriptWatch, run
+from isograd.files import read_rows
+from tests.study.arms import called, refused
+
+pytestmark = pytest.mark.filterwarnings("default")  # trainers' advice
+MODEL = """
+import sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tests.preflight.program import LENGTH, VOCAB, Model, Text
+
+torch.manual_seed(0)
+model = Model("")
+rows = torch.stack(Text("").rows[:64])
+batches = [(chunk[:, :-1], chunk[:, 1:]) for chunk in rows.split(8)]
+"""
+LOOPS = {
+    "clip and accumulation": """
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for update in range(4):
+    for x, y in batches[2 * update : 2 * update + 2]:
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten()) / 2
+        loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "scaler": """
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+for x, y in batches[:4]:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+    "two optimizers": """
+matrices = torch.optim.SGD([p for p in model.parameters() if p.ndim > 1], 1e-2)
+vectors = torch.optim.AdamW([p for p in model.parameters() if p.ndim < 2], 1e-3)
+for x, y in batches[:4]:
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    loss.backward()
+    for one in (vectors, matrices):
+        one.step()
+        one.zero_grad()
+""",
+    "compiled": """
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+compiled = torch.compile(model, backend="eager")
+for x, y in batches[:4]:
+    loss = F.cross_entropy(compiled(x).flatten(0, 1), y.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "Trainer": """
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=LENGTH, **shape))
+arguments = TrainingArguments(
+    sys.argv[1] + ".folder", max_steps=4, per_device_train_batch_size=8, use_cpu=True, report_to=[], save_strategy="no",
+    gradient_accumulation_steps=2, disable_tqdm=True,
+)
+Trainer(model, arguments, train_dataset=[{"input_ids": row[:-1], "labels": row[:-1]} for row in rows]).train()
+""",
+    "Lightning": """
+import lightning
+from torch.utils.data import DataLoader
+
+class Language(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = model
+
+    def training_step(self, batch, place):
+        return F.cross_entropy(self.net(batch["ids"]).transpose(1, 2), batch["labels"])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "enable_checkpointing": False}
+trainer = lightning.Trainer(max_steps=4, accelerator="cpu", gradient_clip_val=0.1, **quiet)
+trainer.fit(Language(), DataLoader(Text(""), batch_size=8))
+""",
+}
+SAVED = "torch.save(model.state_dict(), sys.argv[1])\n"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_script_trains_the_same_and_its_updates_are_rows(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if loop == "Lightning":
+        pytest.importorskip("lightning")
+    script = tmp_path / "train.py"
+    script.write_text(MODEL + LOOPS[loop] + SAVED)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    watching = ScriptWatch(tmp_path / "rows")
+    assert run(script, [str(tmp_path / "watched.pt")], watching) == 0
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "alone.pt")])
+    torch.compiler.reset()
+    runpy.run_path(str(script), run_name="__main__")
+    watched, alone = (torch.load(tmp_path / name) for name in ("watched.pt", "alone.pt"))
+    assert alone and all(torch.equal(watched[name], alone[name]) for name in alone)
+    rows = [row for row in read_rows(tmp_path / "rows/metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(2.5 < row["loss"] < 4.5 for row in rows), rows  # of the whole update, and unscaled: a guess loses 3.7
+    assert all(row["grad_norm"] > 0.15 for row in rows), rows  # before clipping
+    assert watching.watch is not None and not watching.watch.warnings
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "script.py").write_text(text)
+    return str(folder / "script.py")
+
+
+def test_arguments_after_the_name_are_the_script_s(tmp_path: Path) -> None:
+    script = written(tmp_path, "import sys\nprint(sys.argv[1:], __name__)\n")
+    words = ["--lr", "3e-4", "--out", "x", "--json", "-v"]
+    code, out, err = called("watch", "--out", str(tmp_path / "rows"), script, *words)
+    assert code == 0 and out == f"{words} __main__\n"
+    assert err.endswith("script.py ended with no optimizer step: nothing was watched\n")
+    assert not (tmp_path / "rows").exists()
+
+
+@pytest.mark.parametrize(("ends", "code"), [("sys.exit(7)", 7), ("sys.exit()", 0), ("sys.exit('why')", 1)])
+def test_the_exit_code_is_the_script_s(ends: str, code: int, tmp_path: Path) -> None:
+    found, _, err = called("watch", written(tmp_path, f"import sys\n{ends}\n"), "--out", "x")
+    assert found == code
+    assert ("why" in err) == (code == 1)
+
+
+def test_an_exception_is_the_script_s_and_all_is_put_back(tmp_path: Path) -> None:
+    before = (
+        torch.nn.Module.__call__,
+        torch.Tensor.backward,
+        torch.nn.functional.cross_entropy,
+        [*sys.argv],
+        [*sys.path],
+    )
+    text = MODEL + LOOPS["scaler"] + "raise KeyError('lost')\n"
+    with pytest.raises(KeyError, match="lost"):
+        run(Path(written(tmp_path, text)), [], ScriptWatch(tmp_path / "rows"))
+    after = torch.nn.Module.__call__, torch.Tensor.backward, torch.nn.functional.cross_entropy, [*sys.argv], [*sys.path]
+    assert before == after
+    assert [row["step"] for row in read_rows(tmp_path / "rows/metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_fault_of_a_script_is_reported(tmp_path: Path) -> None:
+    text = MODEL + LOOPS["two optimizers"].replace("batches[:4]", "2 * batches")
+    text = text.replace("1e-2)", "0.0)").replace("1e-3)", "0.0)")
+    code, _, err = called("watch", "--out", str(tmp_path / "rows"), written(tmp_path, text))
+    assert code == 0 and "16 updates, 1 warning" in err
+    assert [row["signal"] for row in read_rows(tmp_path / "rows/warnings.jsonl")] == ["updates"]
+
+
+def test_a_script_that_is_not_there() -> None:
+    assert refused("watch", "no/such.py") == "isograd watch: no/such.py: no such file"
