@@ -195,7 +195,7 @@ class CheckedModel:
         if self.rows_of_outputs is not None:
             return self.rows_of_outputs == 1
         if self.takes_ids:
-            return self.places_vary == 0
+            return self.places_vary == 0 and not any(stack.time == 1 for stack in self.anatomy.stacks)
         return any(getattr(module, "batch_first", True) is False for module in self.model.modules())
 
     @property
@@ -210,7 +210,9 @@ class CheckedModel:
         if given is not None and given.shape[0] != given.shape[1] and lengths & {*given.shape[:2]}:
             return [*given.shape[:2]].index((lengths & {*given.shape[:2]}).pop())
         made = next((self.trace[v] for v in self.trace.outputs.values() if self.trace[v].ndim), None)
-        if given is None or made is None or made.ndim > 2 or given.shape[0] == given.shape[1]:
+        if given is None or made is None or given.shape[0] == given.shape[1]:
+            return None
+        if made.ndim > 2 and made.shape[1] in given.shape[:2]:  # one for each position
             return None
         if made.shape == given.shape[:2]:  # a number for each position
             return None

@@ -81,7 +81,8 @@ def declares_causal(checked: "CheckedModel", stack: str | None = None) -> str | 
     if crossed and stack is not None:
         lengths = {checked.trace[v].shape[-1] for v in checked.trace.inputs.values() if checked.trace[v].ndim == 2}
         as_long = checked.trace[stacks[stack].first].shape[1] in lengths  # no latent vectors
-        return f"the {stack} writes what it is to predict" if stacks[stack] in crossed and as_long else None
+        each = as_long and checked.trace[checked.logits].ndim > 2  # one answer to a question is no text
+        return f"the {stack} writes what it is to predict" if stacks[stack] in crossed and each else None
     if checked.config is None and checked.trace[checked.logits].shape[-1] not in checked.vocabularies:
         return None  # it does not write tokens, whatever its parts are called
     writing = [s.name for s in stacks.values() if s.sublayers[-1].total in checked.reaching]
@@ -103,6 +104,9 @@ def declares_both(checked: "CheckedModel") -> bool:
 
 FIRST = re.compile(  # b, t, d = x.shape
     r"^\s*(?P<first>[A-Za-z_]\w*)\s*,\s*(?P<second>[A-Za-z_]\w*)\b[^=\n]*=\s*\w+\.(shape|size\(\))", re.M
+)
+SAID = re.compile(  # in a docstring or a comment: x: (batch, time, features)
+    r"[(\[]\s*(?P<first>[A-Za-z_]\w*)\s*,\s*(?P<second>[A-Za-z_]\w*)\s*[,)\]]"
 )
 TURNED = re.compile(r"permute\(\s*1\s*,\s*0|transpose\(\s*0\s*,\s*1\s*\)|transpose\(\s*1\s*,\s*0\s*\)")
 BATCH_NAMES = re.compile(r"^(b|bs|bsz|n|batch\w*|n_?batch|B|N|num_?seqs?)$")
@@ -126,6 +130,8 @@ def says_time_first(model: torch.nn.Module) -> bool | None:
             text = inspect.getsource(sys.modules[home])
         except (KeyError, OSError, TypeError):
             continue
+        said = [line.partition("#")[2] or line for line in text.splitlines() if "#" in line or "=" not in line]
+        votes |= {False for line in said for found in SAID.finditer(line) if BATCH_NAMES.match(found["first"])}
         for found in FIRST.finditer(text):
             first, second = found["first"], found["second"]
             if BATCH_NAMES.match(first) and TIME_NAMES.match(second):

@@ -169,6 +169,41 @@ def after(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
+@rule(Phase.MASKS, "mask-multiplied", hides=("padding-leaks",))
+def multiplied(checked: CheckedModel) -> Iterator[Finding]:
+    """Scores that are multiplied by zeros and ones: a score of 0 still has a weight."""
+    found = [(a, share) for a in checked.attentions if (share := _weight_of_zeros(a)) is not None]
+    if found:
+        yield Finding(
+            address=found[0][0].address,
+            measured=found[0][1],
+            message="the mask multiplies the scores before the softmax: what it sets to 0 keeps up to"
+            f" {found[0][1]:.2g} of a query's weight ({many(len(found), 'attention')})",
+            remedy='set them to minus infinity instead: scores.masked_fill(mask == 0, float("-inf"))',
+        )
+
+
+def _weight_of_zeros(attention: MeasuredAttention) -> float | None:
+    if not attention.softmax:
+        return None
+    trace, scores, made = attention.trace, attention.operation.reads[0], attention.operation.makes[0]
+    above = trace.above([scores])
+    for operation in trace.operations:
+        if bare(operation) != "mul" or operation.makes[0] not in above or len(operation.reads) < 2:
+            continue
+        shape = trace[operation.makes[0]].shape
+        for x in (trace[value] for value in operation.reads[:2]):
+            if (
+                shape == trace[made].shape
+                and x.ndim > 1
+                and x.shape[-1] == shape[-1]
+                and set(x.unique().tolist()) == {0, 1}
+            ):
+                left = trace[made].nan_to_num() * (x == 0)
+                return left.max().item() if bool((left > 0).any()) else None
+    return None
+
+
 def _cut(attention: MeasuredAttention) -> float | None:
     if not attention.softmax or attention.weights is None or attention.mix is None:
         return None

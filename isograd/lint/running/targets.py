@@ -4,6 +4,7 @@ The target of a position is read off the loss's gradient by the predictions: bel
 rewards, prediction minus target under a squared error.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -13,7 +14,7 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.proof.trial import Program
 from isograd.lint.rules import Phase, rule
-from isograd.trace.dataflow import bare
+from isograd.trace.dataflow import Dataflow, bare
 from isograd.trace.record import Trace
 
 MOST = 0.9  # of the positions that have a target
@@ -84,6 +85,28 @@ def broadcast(checked: CheckedModel) -> Iterator[Finding]:
                 message=f"the loss compares predictions and targets of the shapes {shapes[0]} and {shapes[1]}: they are"
                 f" spread to ({n}, {n}), and each prediction is drawn to the mean of all targets",
                 remedy="give both one shape: prediction.squeeze(-1), or target.unsqueeze(-1)",
+            )
+            return
+
+
+@rule(Phase.DATA, "loss-of-probabilities", hides=("softmax-output", "initial-loss"))
+def probabilities(checked: CheckedModel) -> Iterator[Finding]:
+    """A cross-entropy, which applies a softmax, of what a softmax has made."""
+    trace = checked.loss_trace
+    for operation in () if trace is None else trace.operations:
+        if bare(operation) not in ("cross_entropy", "cross_entropy_loss"):
+            continue
+        assert trace is not None
+        made = trace.made_by(Dataflow(trace).root(operation.reads[0]))
+        if made is not None and bare(made) in ("softmax", "_softmax"):
+            classes = trace[operation.reads[0]].shape[-1]
+            yield Finding(
+                address=made.module or "",
+                measured=float(classes),
+                message=f"cross_entropy takes logits and got a softmax over {classes:,} classes: it applies another, and"
+                f" the loss cannot fall below {math.log(math.e + classes - 1) - 1:.2f}",
+                remedy="pass the logits, without softmax",
+                at=made.makes[0],
             )
             return
 
