@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from isograd.diagnose.watch import Watch, watch
+from isograd.diagnose.watch.loops.spikes import Spikes
 
+SCORES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits")
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 MODULES = 64  # called before the optimizer's first step, that are remembered
 
@@ -32,12 +34,15 @@ class ScriptWatch:
         watch: None until the first step of an optimizer.
     """
 
-    def __init__(self, folder: Path | None, every: int = 1, **settings: Any) -> None:
+    def __init__(self, folder: Path | None, every: int = 1, spikes: Spikes | None = None, **settings: Any) -> None:
+        """`spikes`: explains those of the loss; the settings are those of `isograd.watch`."""
         self.watch: Watch | None = None
         self._settings = {"folder": folder, "every": every} | settings
+        self._spikes = spikes
         self._until = ExitStack()
         self._called: dict[int, tuple[nn.Module, Any]] = {}
         self._depth = 0
+        self._scoring = False
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         self._batch: Any = None
@@ -49,17 +54,22 @@ class ScriptWatch:
     def __enter__(self) -> "ScriptWatch":
         self._replace(nn.Module, "__call__", self._calls)
         self._replace(Tensor, "backward", self._backward)
-        self._replace(functional, "cross_entropy", self._scored)
+        for name in SCORES:
+            self._replace(functional, name, self._scored)
         self._replace(torch.amp.GradScaler, "scale", self._scales)
         for name in CLIPS:
             seen = self._before(getattr(clip_grad, name))
             for owner in (clip_grad, nn.utils):
                 self._replace(owner, name, lambda _, seen=seen: seen)
         self._until.callback(register_optimizer_step_pre_hook(self._step).remove)
+        if self._spikes is not None:
+            self._until.callback(register_optimizer_step_post_hook(self._stepped).remove)
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         self._until.close()
+        if self._spikes is not None:
+            self._spikes.close(wait=kind is not KeyboardInterrupt)
         if self.watch is not None:
             self.watch.close() if kind in (None, SystemExit, KeyboardInterrupt) else self.watch.abandon()
 
@@ -93,12 +103,20 @@ class ScriptWatch:
         return backward
 
     def _scored(self, old: Any) -> Any:
-        def cross_entropy(given: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and torch.is_grad_enabled() and not target.is_floating_point():
+        def score(given: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._scoring:
+                return old(given, target, *args, **kwargs)
+            if old.__name__ == "cross_entropy" and not target.is_floating_point():
                 self._target = target
-            return old(given, target, *args, **kwargs)
+            if self._spikes is not None and self._spikes.running is not None:
+                target = self._spikes.running.target(target)
+            self._scoring = True
+            try:
+                return old(given, target, *args, **kwargs)
+            finally:
+                self._scoring = False
 
-        return cross_entropy
+        return score
 
     def _scales(self, old: Any) -> Any:
         def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,9 +132,12 @@ class ScriptWatch:
 
         return clip
 
-    def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if torch.is_grad_enabled() and module.training:
+            if self._spikes is not None and self._spikes.running is not None:
+                return self._spikes.running.forward(args, kwargs)
             self._batch = args, kwargs
+        return None
 
     def _step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Before any optimizer's step; of several the first one that came is the one that an update begins with."""
@@ -124,8 +145,14 @@ class ScriptWatch:
             self._find(optimizer)
         if optimizer is self._optimizer:
             self._measure()
+            if self._spikes is not None:
+                self._spikes.update(self._loss())
             self._losses.clear()
             self._measured = False
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer is self._optimizer and self._spikes is not None and self._model is not None:
+            self._spikes.updated(self._model, optimizer)
 
     def _find(self, optimizer: Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -147,11 +174,19 @@ class ScriptWatch:
         if self.watch is None or self._measured or not self._losses:
             return
         self._measured = True
-        loss: Tensor = torch.stack([loss.float() for loss in self._losses]).sum()
-        if self._scaler is not None and self._scaler.is_enabled():
-            loss = loss / self._scaler._get_scale_async()
+        loss = self._loss()
+        if loss is None or (self._spikes is not None and self._spikes.running is not None):
+            return
         with suppress(ValueError):  # no gradient at all: a step that the script leaves out
             self.watch.step(loss, batch=self._given())
+
+    def _loss(self) -> Tensor | None:
+        """Of this update so far: the sum over its parts."""
+        if not self._losses:
+            return None
+        loss: Tensor = torch.stack([loss.float() for loss in self._losses]).sum()
+        scaled = self._scaler is not None and self._scaler.is_enabled()
+        return loss / self._scaler._get_scale_async() if scaled else loss
 
     def _given(self) -> Any:
         """The batch in a form that the watch reads: what the model got, and the targets beside ids."""
