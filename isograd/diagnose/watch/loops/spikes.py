@@ -283,7 +283,8 @@ def investigate(found: Spike, known: dict[int, float], start: int) -> Generator[
         for step, loss in known.items()
         if start < step <= end
     ]
-    at = f"The loss rose at step {found.onset:,} from {found.level:.3g} by {height:.3g}"
+    rise = f"by {height:.3g}, from {found.level:.3g}" if math.isfinite(height) else "to a number that is not finite"
+    at = f"At step {found.onset:,} the loss rose {rise}"
     if not row["bit_equal"]:
         first = next(step for step in range(start + 1, end + 1) if step not in same)
         why = "several threads, or something that a copy of the process does not hold"
@@ -323,15 +324,15 @@ def investigate(found: Spike, known: dict[int, float], start: int) -> Generator[
             before, after = found.height(losses, found.onset - 3, step - 1), found.height(losses, step, back.end)
             line["back"].append({"step": step, "came": before <= found.bound < after, **shown(back, outcome)})
         if all(line["seeds"]) and all(one["came"] for one in line["back"]):
-            back = [f"step {one['step']:,}" for one in line["back"]]
-            came = f", and comes back when put to {' and '.join(back)}" if back else ""
+            back = [f"{one['step']:,}" for one in line["back"]]
+            came = f"; put elsewhere, it comes back at steps {' and '.join(back)}" if back else ""
             row["verdict"] = {"kind": trial.kind, "name": trial.name}
             others = [one["name"] for one in rows if one["gone"] and one is not line]
             also = f" It also goes away with: {'; '.join(others)}." if others else ""
-            said = f"{at}: {CAUSES[trial.kind]}. With {trial.name} it goes away in {SEEDS} of {SEEDS} seeds{came}.{also}"
+            said = f"{at}. Cause: {CAUSES[trial.kind]}. With {trial.name} it goes away in {SEEDS} of {SEEDS} seeds{came}.{also}"
             return row | {"sentence": said}
     tried = len({one["kind"] for one in rows}) - 1
-    return row | {"sentence": f"{at}: none of the {tried} kinds of hypotheses makes it go away, and come back elsewhere."}
+    return row | {"sentence": f"{at}. None of {tried} kinds of hypotheses explains it."}
 
 
 CAUSES = {
