@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,11 +53,11 @@ class Spike:
     bound: float
 
     def height(self, losses: dict[int, float], since: int, until: int) -> float:
-        """How far single losses come above the level, or by sqrt(3) means of three; infinite with one not finite."""
+        """How far single losses come above the level, or 1.5 times means of three; infinite with one not finite."""
         values = [losses[step] - self.level for step in range(since, until + 1) if step in losses]
         if not values or not all(map(math.isfinite, values)):
             return math.inf
-        means = (math.sqrt(3) * sum(values[i : i + 3]) / 3 for i in range(len(values) - 2))
+        means = (1.5 * sum(values[i : i + 3]) / 3 for i in range(len(values) - 2))
         return max(*values, *means, -math.inf)
 
 
@@ -81,7 +80,7 @@ def spike(losses: Sequence[float]) -> Spike | None:
     alone, three = found.height(numbered, now, now), found.height(numbered, now - 2, now)
     if math.isfinite(last[0]) and max(alone, three if math.isfinite(three) else 0.0) <= bound:
         return None
-    onset = now
+    onset = now if not alone <= bound else now - 2
     while onset > now - 15 and not numbered[onset - 1] <= level + 0.35 * bound:
         onset -= 1
     return replace(found, onset=onset)
@@ -120,14 +119,14 @@ class Spikes:
             self.running.updated()
             return
         step = len(self.losses)
-        if step % APART or self._spike is not None or self._found >= MOST or not math.isfinite(self.losses[-1]):
+        if step % APART or self._found >= MOST or not math.isfinite(self.losses[-1]):
             return
         if not self.refused and (why := _impossible(model)):
             print(f"isograd watch: spikes are not explained: {why}", file=sys.stderr)
             self.refused = True
         if self.refused:
             return
-        while len(self._kept) >= ALIVE:
+        while len(self._kept) >= ALIVE + (self._spike is not None):
             self._drop(0)
         read, write = os.pipe()
         process = _fork()
@@ -147,7 +146,7 @@ class Spikes:
             os.waitpid(process, 0)
 
     def _ask(self) -> None:
-        """The snapshot before the spike is asked for its cause; the others are older or hold it already."""
+        """The snapshot before the spike is asked for its cause."""
         assert self._spike is not None
         sure = [i for i, (step, _, _) in enumerate(self._kept) if step < self._spike.onset - 8]
         late = [i for i, (step, _, _) in enumerate(self._kept) if step < self._spike.onset]
@@ -158,8 +157,6 @@ class Spikes:
             with open(pipe, "wb") as file:  # noqa: PTH123
                 pickle.dump((self._spike, self.losses, out), file)
             self._working.append((process, out))
-        while self._kept:
-            self._drop(0)
         self._spike = None
 
     def close(self, wait: bool = True) -> None:
@@ -190,7 +187,7 @@ class Spikes:
         """The snapshot: waits to be asked, and ends. Only a process that it forks for a trial returns from here."""
         code = 1
         try:
-            with open(pipe, "rb") as file:  # noqa: PTH123
+            with open(pipe, "rb") as file:
                 content = file.read()
             if not content:
                 os._exit(0)
@@ -231,7 +228,9 @@ class Spikes:
 def _fork() -> int:
     sys.stdout.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of other threads, which a trial lacks: its control shows whether it needs them
+        warnings.simplefilter(
+            "ignore"
+        )  # of other threads, which a trial lacks: its control shows whether it needs them
         return os.fork()
 
 
@@ -288,8 +287,7 @@ def investigate(found: Spike, known: dict[int, float], start: int) -> Generator[
     if not row["bit_equal"]:
         first = next(step for step in range(start + 1, end + 1) if step not in same)
         why = "several threads, or something that a copy of the process does not hold"
-        sentence = f"The spike at step {found.onset:,} is not explained: a replay differs from step {first:,} on ({why})"
-        return row | {"sentence": f"{sentence}."}
+        return row | {"sentence": f"{at}. It is not explained: a replay differs from step {first:,} on ({why})."}
 
     def shown(trial: Trial, outcome: Outcome) -> Row:
         losses = [outcome.losses.get(step) for step in range(start + 1, trial.end + 1)]
@@ -329,8 +327,8 @@ def investigate(found: Spike, known: dict[int, float], start: int) -> Generator[
             row["verdict"] = {"kind": trial.kind, "name": trial.name}
             others = [one["name"] for one in rows if one["gone"] and one is not line]
             also = f" It also goes away with: {'; '.join(others)}." if others else ""
-            said = f"{at}. Cause: {CAUSES[trial.kind]}. With {trial.name} it goes away in {SEEDS} of {SEEDS} seeds{came}.{also}"
-            return row | {"sentence": said}
+            said = f"{at}. Cause: {CAUSES[trial.kind]}. With {trial.name} it goes away in {SEEDS} of {SEEDS} seeds"
+            return row | {"sentence": f"{said}{came}.{also}"}
     tried = len({one["kind"] for one in rows}) - 1
     return row | {"sentence": f"{at}. None of {tried} kinds of hypotheses explains it."}
 
@@ -367,7 +365,7 @@ def hypotheses(found: Spike, control: Outcome, end: int) -> Iterator[Trial]:
         yield Trial(kind="beta2", name="beta2 0.95", end=end, beta2=0.95)
     usual = control.rates[first]
     if any(new > 2 * old for rates in control.rates.values() for new, old in zip(rates, usual, strict=False)):
-        rates = {step: usual for step in range(first, end + 3 * LATER)}
+        rates = dict.fromkeys(range(first, end + 3 * LATER), usual)
         yield Trial(kind="jump", name=f"the rate of step {first:,}", end=end, rates=rates)
     for step in (onset, onset - 1, onset - 2) if control.inputs > 1 else ():
         if step - SEEDS >= first:

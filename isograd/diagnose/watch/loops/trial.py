@@ -304,4 +304,3 @@ def _refuse(event: str, args: Any) -> None:
         raise OSError(f"{event}: not in a trial")
     if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR) and args[0] != os.devnull:
         raise OSError("a trial opens no file for writing")
-

@@ -50,8 +50,8 @@ def _sections(spike: Row, place: int) -> Iterator[Section]:
 
 
 _TRIED = (
-    "A change explains the spike where it goes away in all seeds and comes back where the cause is put elsewhere. Seed 0"
-    " is the run itself; in the others all weights are moved by a thousandth of their size at the snapshot."
+    "A change explains the spike where it goes away in all seeds and comes back where the cause is put elsewhere."
+    " Seed 0 is the run itself; in the others all weights are moved by a thousandth of their size at the snapshot."
 )
 
 
