@@ -70,7 +70,7 @@ def spike(losses: Sequence[float]) -> Spike | None:
     """
     now, last = len(losses), losses[-1:]
     usual = [loss for loss in losses[max(0, now - 5 - BEFORE) : now - 5] if math.isfinite(loss)]
-    if len(usual) < 20:
+    if len(usual) < 20 or not math.isfinite(losses[-2]):
         return None
     level = median(usual)
     noise = median(abs(loss - level) for loss in usual) / 0.6745
@@ -108,7 +108,7 @@ class Spikes:
             self.running.update(value)
             return
         self.losses.append(value)
-        if self._spike is None and self._found < MOST and not self.refused:
+        if self._spike is None and self._found < MOST and self._kept:
             self._spike = spike(self.losses)
         elif self._spike is not None and len(self.losses) >= self._spike.found + AFTER:
             self._ask()
