@@ -9,6 +9,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class ScriptWatch:
         for name in CLIPS:
             seen = self._before(getattr(clip_grad, name))
             for owner in (clip_grad, nn.utils):
-                self._replace(owner, name, lambda _, seen=seen: seen)
+                self._replace(owner, name, partial(_always, seen))
         self._until.callback(register_optimizer_step_pre_hook(self._step).remove)
         if self._spikes is not None:
             self._until.callback(register_optimizer_step_post_hook(self._stepped).remove)
@@ -198,6 +199,10 @@ class ScriptWatch:
             same = self._target.numel() == ids.numel()
             return (ids, self._target.view(ids.shape) if same else self._target)
         return args or kwargs
+
+
+def _always(seen: Any, _: Any) -> Any:
+    return seen
 
 
 def run(script: Path, arguments: Sequence[str], watching: ScriptWatch) -> int:

@@ -278,7 +278,12 @@ def investigate(found: Spike, known: dict[int, float], start: int) -> Generator[
     row: Row = {"step": found.onset, "level": found.level, "bound": found.bound, "from": start + 1, "height": height}
     row |= {"bit_equal": len(same) == end - start, "verdict": None, "batches": control.batches, "hypotheses": []}
     row["rows"] = [
-        {"step": step, "loss": loss, "rate": (control.rates.get(step) or [None])[0], "norm": control.norms.get(step)}
+        {
+            "step": step,
+            "loss": loss,
+            "rate": next(iter(control.rates.get(step, ())), None),
+            "norm": control.norms.get(step),
+        }
         for step, loss in known.items()
         if start < step <= end
     ]
@@ -322,8 +327,8 @@ def investigate(found: Spike, known: dict[int, float], start: int) -> Generator[
             before, after = found.height(losses, found.onset - 3, step - 1), found.height(losses, step, back.end)
             line["back"].append({"step": step, "came": before <= found.bound < after, **shown(back, outcome)})
         if all(line["seeds"]) and all(one["came"] for one in line["back"]):
-            back = [f"{one['step']:,}" for one in line["back"]]
-            came = f"; put elsewhere, it comes back at steps {' and '.join(back)}" if back else ""
+            later = [f"{one['step']:,}" for one in line["back"]]
+            came = f"; put elsewhere, it comes back at steps {' and '.join(later)}" if later else ""
             row["verdict"] = {"kind": trial.kind, "name": trial.name}
             others = [one["name"] for one in rows if one["gone"] and one is not line]
             also = f" It also goes away with: {'; '.join(others)}." if others else ""

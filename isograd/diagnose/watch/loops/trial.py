@@ -29,8 +29,10 @@ _save = torch.save
 HALF = (torch.float16, torch.bfloat16)
 _QUERY_OR_KEY = re.compile(r"(^|\.)((w?[qk])|(query|key)|([qk]|query|key)_(proj|lin)|to_[qk]|w[qk])$", re.IGNORECASE)
 _FUSED = re.compile(r"(^|\.)(\w*qkv\w*|c_attn|in_proj|query_key_value)$", re.IGNORECASE)
-_LEAVE_TRACES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink", "os.system")
-_LEAVE_TRACES += ("subprocess.Popen", "os.posix_spawn", "os.exec", "socket.connect", "os.kill")
+_LEAVE_TRACES = (
+    "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink", "os.system",
+    "subprocess.Popen", "os.posix_spawn", "os.exec", "socket.connect", "os.kill",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +168,11 @@ class Running:
     def forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Before the model is called: with what, instead."""
         self._before()
-        return self._exchanged(self._inputs, 0, (args, kwargs))  # type: ignore[no-any-return]
+        return self._exchanged(self._inputs, 0, (args, kwargs))
 
     def target(self, target: Tensor) -> Tensor:
         """Before a loss: with what target, instead."""
-        return self._exchanged(self._targets, 1, target)  # type: ignore[no-any-return]
+        return self._exchanged(self._targets, 1, target)
 
     def _exchanged(self, kept: dict[int, list[Any]], which: int, own: Any) -> Any:
         """The batch of this step is kept, and that of another one is given where it is to be."""

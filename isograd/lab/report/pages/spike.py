@@ -61,7 +61,7 @@ def _cell(key: str, row: Row) -> str:
 
 def tried(spike: Row) -> Table:
     """A line per hypothesis."""
-    columns = {
+    columns: dict[str, Any] = {
         "with": "name",
         "the spike": lambda one: "goes away" if one["gone"] else "stays",
         "seeds": lambda one: f"{sum(one['seeds'])} of {len(one['seeds'])}" if "seeds" in one else "",
