@@ -41,12 +41,17 @@ def watch(
     path = Path(script)
     if not path.is_file():
         raise UserError(f"{script}: no such file")
+    if spikes and not sys.platform.startswith("linux"):
+        raise UserError("--spikes needs Linux: its snapshots are forks")
     folder = out or Path("runs", "watch", path.stem)
     announce(f"watching {script}: rows and warnings go to {folder}")
     from isograd.diagnose.watch.loops.script import ScriptWatch, run
-    from isograd.diagnose.watch.loops.spikes import Spikes
 
-    explained = Spikes(folder=folder, script=path, arguments=arguments) if spikes else None
+    explained = None
+    if spikes:
+        from isograd.diagnose.watch.loops.spikes import Spikes
+
+        explained = Spikes(folder=folder, script=path, arguments=arguments)
     watching = ScriptWatch(folder, every, explained, updates=updates)
     code = run(path, arguments, watching)
     if watching.watch is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from isograd.diagnose.watch import Watch, watch
-from isograd.diagnose.watch.loops.spikes import Spikes
+
+if TYPE_CHECKING:
+    from isograd.diagnose.watch.loops.spikes import Spikes
 
 SCORES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits")
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
@@ -35,7 +37,7 @@ class ScriptWatch:
         watch: None until the first step of an optimizer.
     """
 
-    def __init__(self, folder: Path | None, every: int = 1, spikes: Spikes | None = None, **settings: Any) -> None:
+    def __init__(self, folder: Path | None, every: int = 1, spikes: "Spikes | None" = None, **settings: Any) -> None:
         """`spikes`: explains those of the loss; the settings are those of `isograd.watch`."""
         self.watch: Watch | None = None
         self._settings = {"folder": folder, "every": every} | settings

@@ -99,6 +99,7 @@ class Spikes:
     _kept: list[tuple[int, int, int]] = field(default_factory=list)  # step, process, pipe
     _working: list[tuple[int, Path]] = field(default_factory=list)
     _spike: Spike | None = None
+    _last: Spike | None = None  # until the loss is back
     _found: int = 0
 
     def update(self, loss: Tensor | None) -> None:
@@ -109,7 +110,9 @@ class Spikes:
             return
         self.losses.append(value)
         if self._spike is None and self._found < MOST and self._kept:
-            self._spike = spike(self.losses)
+            back = self._last is None or median(self.losses[-5:]) <= self._last.level + 0.5 * self._last.bound
+            self._last = None if back else self._last  # what follows from a spike is none
+            self._spike = spike(self.losses) if back else None
         elif self._spike is not None and len(self.losses) >= self._spike.found + AFTER:
             self._ask()
 
@@ -129,15 +132,17 @@ class Spikes:
         while len(self._kept) >= ALIVE + (self._spike is not None):
             self._drop(0)
         read, write = os.pipe()
-        process = _fork()
+        try:
+            process = _fork()
+        except OSError as error:  # no memory, or too many processes
+            self.refused = True
+            print(f"isograd watch: spikes are not explained: {error}", file=sys.stderr)
+            return
+        self._kept.append((step, process, write))
         if process:
             os.close(read)
-            self._kept.append((step, process, write))
-            return
-        for _, _, pipe in (*self._kept, (0, 0, write)):
-            os.close(pipe)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._serve(read, step, model, optimizer)
+        else:
+            self._serve(read, step, model, optimizer)
 
     def _drop(self, which: int) -> None:
         _, process, pipe = self._kept.pop(which)
@@ -157,7 +162,7 @@ class Spikes:
             with open(pipe, "wb") as file:  # noqa: PTH123
                 pickle.dump((self._spike, self.losses, out), file)
             self._working.append((process, out))
-        self._spike = None
+        self._last, self._spike = self._spike, None
 
     def close(self, wait: bool = True) -> None:
         """At the end of the script: a spike that is known by then is explained, and waited for."""
@@ -187,6 +192,9 @@ class Spikes:
         """The snapshot: waits to be asked, and ends. Only a process that it forks for a trial returns from here."""
         code = 1
         try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for _, _, other in self._kept:
+                os.close(other)
             with open(pipe, "rb") as file:
                 content = file.read()
             if not content:
@@ -236,8 +244,6 @@ def _fork() -> int:
 
 def _impossible(model: nn.Module) -> str | None:
     """Why this program cannot be forked, or its replay could not be that of the run."""
-    if not hasattr(os, "fork") or not Path("/proc/self/fd").exists():
-        return "this needs Linux"
     if torch.cuda.is_initialized() or any(p.device.type != "cpu" for p in model.parameters()):
         return "the model is not on the CPU"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -377,7 +383,8 @@ def hypotheses(found: Spike, control: Outcome, end: int) -> Iterator[Trial]:
             yield Trial(kind="batch", name=f"another batch at step {step:,}", end=end, batches={step: step - 1})
     norm = median(value for step, value in control.norms.items() if step < onset - 1)
     if max(value for step, value in control.norms.items() if step <= onset) > 3 * norm:
-        yield Trial(kind="clip", name=f"gradients clipped to norm {norm:.2g}", end=end, clip=norm)
+        name = f"gradients clipped to norm {norm:.2g} from step {onset - 3:,} on"
+        yield Trial(kind="clip", name=name, end=end, clip=norm, clip_from=onset - 3)
     rates = {step: [0.1 * one for one in control.rates.get(step, usual)] for step in range(onset - 5, onset + 3)}
     yield Trial(kind="rate", name=f"a tenth of the rate around step {onset:,}", end=end, rates=rates)
 

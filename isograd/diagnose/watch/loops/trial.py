@@ -42,7 +42,7 @@ class Trial:
     Attributes:
         batches: a step, and the step whose batch it gets in place of its own.
         rates: of each group of the optimizer, at the steps at which they are others.
-        clip: gradients are clipped to this norm.
+        clip: gradients are clipped to this norm, from step `clip_from` on.
         calm: a module whose query and key weights give half the attention logits, and do not grow.
         float32: neither autocast nor casts to 16 bits; 16-bit weights in float32.
         undo: steps before which weights and optimizer are put back to what the update before left.
@@ -56,6 +56,7 @@ class Trial:
     batches: Mapping[int, int] = field(default_factory=dict)
     rates: Mapping[int, Sequence[float]] = field(default_factory=dict)
     clip: float | None = None
+    clip_from: int = 0
     beta2: float | None = None
     eps: float | None = None
     calm: str | None = None
@@ -194,7 +195,7 @@ class Running:
         held = [p.grad for group in groups for p in group["params"] if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack([g.float().norm() for g in held])).item() if held else 0.0
         self.outcome.norms[now] = norm
-        if self.trial.clip is not None and norm > self.trial.clip:
+        if self.trial.clip is not None and norm > self.trial.clip and now >= self.trial.clip_from:
             for gradient in held:
                 gradient.mul_(self.trial.clip / norm)
 

@@ -88,7 +88,11 @@ def _curves(spike: Row) -> Drawing:
         else:
             axes.plot(steps, losses, color="0.6", linewidth=0.7, zorder=1)
     known = [loss for loss in _finite(rows[0]["losses"]) if math.isfinite(loss)]
-    height = spike["height"] if spike["height"] is not None else max(10 * spike["bound"], max(known) - spike["level"])
+    height = (
+        spike["height"]
+        if spike["height"] is not None
+        else max(10 * spike["bound"], max(known, default=0.0) - spike["level"])
+    )
     axes.set_ylim(top=spike["level"] + 1.3 * min(height, 20 * spike["bound"]))
     axes.axvline(spike["step"], color="0.6", linewidth=0.6, linestyle=":")
     label(axes, "step", "loss")
