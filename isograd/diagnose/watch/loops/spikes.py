@@ -102,6 +102,9 @@ class Spikes:
     _last: Spike | None = None  # until the loss is back
     _found: int = 0
 
+    def __post_init__(self) -> None:
+        self.folder, self.script = self.folder.absolute(), self.script.absolute()  # a script may go elsewhere
+
     def update(self, loss: Tensor | None) -> None:
         """Before an update."""
         value = math.nan if loss is None else loss.item()
