@@ -15,6 +15,7 @@ def watch(
     out: Folder | None = None,
     every: Count = 1,
     updates: bool = False,
+    spikes: bool = False,
 ) -> int:
     """Run a training script unchanged, and warn when the run goes wrong: with the cause, and what to do.
 
@@ -24,6 +25,7 @@ def watch(
     examples:
       isograd watch train.py
       isograd watch --out runs/mine --every 10 train.py --lr 3e-4 --epochs 2
+      isograd watch --spikes train.py
       torchrun --nproc-per-node 2 -m isograd watch train.py
 
     Exit code: the script's.
@@ -34,15 +36,23 @@ def watch(
         out: the folder for rows and warnings (default: runs/watch/NAME of the script)
         every: updates from one row to the next
         updates: also measure how far each layer's matrix moves, for a copy of it
+        spikes: explain spikes of the loss, on a CPU: snapshots by fork, and replays with one thing changed
     """
     path = Path(script)
     if not path.is_file():
         raise UserError(f"{script}: no such file")
+    if spikes and not sys.platform.startswith("linux"):
+        raise UserError("--spikes needs Linux: its snapshots are forks")
     folder = out or Path("runs", "watch", path.stem)
     announce(f"watching {script}: rows and warnings go to {folder}")
     from isograd.diagnose.watch.loops.script import ScriptWatch, run
 
-    watching = ScriptWatch(folder, every, updates=updates)
+    explained = None
+    if spikes:
+        from isograd.diagnose.watch.loops.spikes import Spikes
+
+        explained = Spikes(folder=folder, script=path, arguments=arguments)
+    watching = ScriptWatch(folder, every, explained, updates=updates)
     code = run(path, arguments, watching)
     if watching.watch is None:
         print(f"isograd watch: {script} ended with no optimizer step: nothing was watched", file=sys.stderr)

@@ -35,7 +35,7 @@ def explain(
 ) -> Result:
     """Explain a run or a model on one page: the verdict, since when, ranked causes, the next command.
 
-    RUN is the folder of a run of isograd train; MODEL what isograd check takes.
+    RUN is the folder of a run of isograd train, or of isograd watch --spikes; MODEL what isograd check takes.
 
     examples:
       isograd explain runs/my-run
@@ -64,6 +64,8 @@ def explain(
         raise UserError("--batch and --text contradict each other; give one")
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: not a folder")
+    if not is_run and (folder / "spike.json").is_file():
+        return _spikes(folder, out or folder / "explain")
     if not is_run:
         must_be_a_model(model, callables=True)
     begun = time.perf_counter()
@@ -89,6 +91,22 @@ def explain(
 
         page = write_explanation(content, where)
     return Result({**content, "page": str(page)}, partial(_print, content, page), code=int(content["broken"]))
+
+
+def _spikes(folder: Path, out: Path) -> Result:
+    from isograd.lab.report.pages.spike import explained, tried, write_spikes
+
+    spikes, page = explained(folder), write_spikes(folder, out)
+
+    def show() -> None:
+        for spike in spikes:
+            print_lines(spike["sentence"], "")
+            table = tried(spike)
+            print_table(table.header, [[escape(str(cell)) for cell in line] for line in table.lines])
+        print_path(f"\nissue text: {out / 'issue.md'}")
+        print_path(f"page: {page}")
+
+    return Result({"of": str(folder), "spikes": spikes, "page": str(page)}, show)
 
 
 def _profile_page(out: Path, measured: dict[str, Any], model: str, read: str | None, seed: int, begun: float) -> Path:

@@ -103,8 +103,8 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
             yield Finding(
                 address=made.module or "",
                 measured=float(classes),
-                message=f"cross_entropy takes logits and got a softmax over {classes:,} classes: it applies another, and"
-                f" the loss cannot fall below {math.log(math.e + classes - 1) - 1:.2f}",
+                message=f"cross_entropy takes logits and got a softmax over {classes:,} classes: it applies another,"
+                f" and the loss cannot fall below {math.log(math.e + classes - 1) - 1:.2f}",
                 remedy="pass the logits, without softmax",
                 at=made.makes[0],
             )

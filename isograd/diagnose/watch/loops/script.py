@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,16 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from isograd.diagnose.watch import Watch, watch
 from isograd.diagnose.watch.drift import Ranks
 from isograd.diagnose.watch.writers import alarm
 
+if TYPE_CHECKING:
+    from isograd.diagnose.watch.loops.spikes import Spikes
+
+SCORES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits")
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 MODULES = 64  # called before the optimizer's first step, that are remembered
 WAITS = 10  # backward passes without an optimizer's step, after which each is taken for an update made by hand
@@ -39,8 +43,11 @@ class ScriptWatch:
         watch: None until the first step of an optimizer.
     """
 
-    def __init__(self, folder: Path | None, every: int = 1, **settings: Any) -> None:
+    def __init__(self, folder: Path | None, every: int = 1, spikes: "Spikes | None" = None, **settings: Any) -> None:
+        """`spikes`: explains those of the loss; the settings are those of `isograd.watch`."""
         self.watch: Watch | None = None
+        self._spikes = spikes
+        self._scoring = False
         self._settings = {"folder": folder, "every": every} | settings
         self._until = ExitStack()
         self._called: dict[int, tuple[nn.Module, Any]] = {}
@@ -61,7 +68,8 @@ class ScriptWatch:
     def __enter__(self) -> "ScriptWatch":
         self._replace(nn.Module, "__call__", self._calls)
         self._replace(Tensor, "backward", self._backward)
-        self._replace(functional, "cross_entropy", self._scored)
+        for name in SCORES:
+            self._replace(functional, name, self._scored)
         self._replace(torch.amp.GradScaler, "scale", self._scales)
         for name in CLIPS:
             seen = self._before(getattr(clip_grad, name))
@@ -71,10 +79,14 @@ class ScriptWatch:
             if "step" in vars(kind):
                 self._replace(kind, "step", self._scheduled)
         self._until.callback(register_optimizer_step_pre_hook(self._step).remove)
+        if self._spikes is not None:
+            self._until.callback(register_optimizer_step_post_hook(self._stepped).remove)
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         self._until.close()
+        if self._spikes is not None:
+            self._spikes.close(wait=kind is not KeyboardInterrupt)
         if self.watch is not None:
             self.watch.close() if kind in (None, SystemExit, KeyboardInterrupt) else self.watch.abandon()
 
@@ -111,12 +123,20 @@ class ScriptWatch:
         return backward
 
     def _scored(self, old: Any) -> Any:
-        def cross_entropy(given: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and torch.is_grad_enabled() and not target.is_floating_point():
+        def score(given: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._scoring:
+                return old(given, target, *args, **kwargs)
+            if old.__name__ == "cross_entropy" and not target.is_floating_point():
                 self._target = target
-            return old(given, target, *args, **kwargs)
+            if self._spikes is not None and self._spikes.running is not None:
+                target = self._spikes.running.target(target)
+            self._scoring = True
+            try:
+                return old(given, target, *args, **kwargs)
+            finally:
+                self._scoring = False
 
-        return cross_entropy
+        return score
 
     def _scales(self, old: Any) -> Any:
         def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +200,10 @@ class ScriptWatch:
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if module is self._model and torch.is_grad_enabled() and module.training:
-                self._batch = args, kwargs
+                if self._spikes is not None and self._spikes.running is not None:
+                    args, kwargs = self._spikes.running.forward(args, kwargs) or (args, kwargs)
+                else:
+                    self._batch = args, kwargs
             return old(module, *args, **kwargs)
 
         kind.__call__ = call  # type: ignore[method-assign]
@@ -214,9 +237,15 @@ class ScriptWatch:
             self._updates += 1
             with self._first_update():
                 self._measure()
+            if self._spikes is not None:
+                self._spikes.update(self._loss())
             self._losses.clear()
             self._measured = False
         self._unclipped.clear()
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer is self._optimizer and self._spikes is not None and self._model is not None:
+            self._spikes.updated(self._model, optimizer)
 
     @contextmanager
     def _first_update(self) -> Iterator[None]:
@@ -263,11 +292,19 @@ class ScriptWatch:
         if self.watch is None or self._measured or not self._losses:
             return
         self._measured = True
-        loss: Tensor = torch.stack([loss.float() for loss in self._losses]).sum()
-        if self._scaler is not None and self._scaler.is_enabled():
-            loss = loss / self._scaler._get_scale_async()
+        loss = self._loss()
+        if loss is None or (self._spikes is not None and self._spikes.running is not None):
+            return
         with suppress(ValueError):  # no gradient at all: a step that the script leaves out
             self.watch.step(loss, batch=self._given())
+
+    def _loss(self) -> Tensor | None:
+        """Of this update so far: the sum over its parts."""
+        if not self._losses:
+            return None
+        loss: Tensor = torch.stack([loss.float() for loss in self._losses]).sum()
+        scaled = self._scaler is not None and self._scaler.is_enabled()
+        return loss / self._scaler._get_scale_async() if scaled else loss
 
     def _given(self) -> Any:
         """The batch in a form that the watch reads: what the model got, and the targets beside ids."""
