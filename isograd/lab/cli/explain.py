@@ -35,7 +35,8 @@ def explain(
 ) -> Result:
     """Explain a run or a model on one page: the verdict, since when, ranked causes, the next command.
 
-    RUN is the folder of a run of isograd train, or of isograd watch --spikes; MODEL what isograd check takes.
+    RUN is the folder of a run of isograd train, or of isograd watch --spikes; MODEL what isograd check takes, or
+    isograd preflight.
 
     examples:
       isograd explain runs/my-run
@@ -80,6 +81,8 @@ def explain(
         where = out or (folder / "explain" if is_run else Path("runs/explain") / name)
         if is_run:
             content = _of_run(folder, shown)
+        elif (setup := _setup(model)) is not None:
+            content = _of_setup(model, setup, shown)
         else:
             content, measured = _of_model(model, batch, text, lr, warmup, seed, device, shown)
             if measured is not None:
@@ -218,22 +221,61 @@ def _of_model(
         "of": name,
         "verdict": f"{first} {seen}".strip() if first else f"No fault found. {seen}",
         "broken": bool(serious),
-        "causes": [
-            {
-                "cause": one["message"],
-                "evidence": f"{one['code']} at {one['address'] or 'the model'}, measured {one['measured']:.3g}"
-                + (f"; {one['proof']['says']}" if one["proof"] else ""),
-                "remedy": one["remedy"],
-                "tested": bool(one["proof"]) and one["proof"]["verdict"] == "confirmed",
-            }
-            for one in reported
-        ],
+        "causes": [_cause(one) for one in reported],
         "warnings": [],
         "findings": found,
         "text": read,
         **_after(bool(reported), command("explain", name, batch=batch, text=text, lr=lr, warmup=warmup), lr),
     }
     return {**content, **_with_references(measured, shown)}, shape or None
+
+
+def _setup(name: str) -> Any:
+    """What a callable returns that is no model: the setup of a training run; else None."""
+    from torch import nn
+
+    from isograd.trace.load import load_callable
+
+    made = load_callable(name)() if ":" in name and not Path(name).exists() else None
+    return None if isinstance(made, nn.Module) else made
+
+
+def _of_setup(name: str, setup: Any, shown: Callable[[str], None]) -> dict[str, Any]:
+    """What preflight finds of a training run before it begins."""
+    from isograd.lint.step import preflight
+
+    shown("taking batches and a few updates")
+    try:
+        report = preflight(setup, name=name)
+    except InputsError as error:
+        raise UserError(f"{name}: {one_line(error)}") from error
+    found = [one.as_dict() for one in report]
+    reported = [one for one in found if one["severity"] != "info"]
+    first = f"{reported[0]['message'][:1].upper()}{reported[0]['message'][1:]}." if reported else "No fault found."
+    return {
+        "of": name,
+        "verdict": first,
+        "broken": bool(report.errors),
+        "causes": [_cause(one) for one in reported],
+        "warnings": [],
+        "findings": found,
+        "groups": report.groups,
+        "profile": [],
+        "reference": "",
+        "next": command("preflight", name) if reported else "",
+        "note": "again after the first change" if reported else "train it, with isograd watch SCRIPT",
+    }
+
+
+def _cause(one: dict[str, Any]) -> dict[str, Any]:
+    """A finding as a line of the causes."""
+    return {
+        "cause": one["message"],
+        "evidence": f"{one['code']} at {one['address'] or 'the model'}, measured {one['measured']:.3g}"
+        + (f"; {one['proof']['says']}" if one["proof"] else ""),
+        "remedy": one["remedy"],
+        "tested": bool(one["proof"]) and one["proof"]["verdict"] == "confirmed",
+    }
 
 
 def _after(faulty: bool, again: str, lr: float | None) -> dict[str, str]:

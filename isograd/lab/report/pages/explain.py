@@ -26,6 +26,7 @@ def write_explanation(content: Row, out: Path) -> Path:
     sections = [
         Section(name="causes", title="Causes", sentence=_CAUSES if of_run else "", table=causes(content)),
         Section(name="next", title="Next", sentence=f"{note[:1].upper()}{note[1:]}", code=content["next"]),
+        Section(name="seen", title="What was seen", table=_seen(content)),
         Section(name="profile", title="Over depth", sentence=profile_text(content), table=profile(content)),
         *_figures(content),
         Section(name="warnings", title="Warnings during the run", table=warnings_table(content["warnings"])),
@@ -58,6 +59,12 @@ def causes(content: Row) -> Table:
         "what to change": lambda one: ("tested: " if one[1]["tested"] else "") + one[1]["remedy"],
     }
     return Table.of(enumerate(content["causes"], 1), columns, left=3)
+
+
+def _seen(content: Row) -> Table | None:
+    """Of preflight: a line for each part of the step."""
+    rows = [one for one in content.get("groups", {}).items() if one[1]]
+    return Table.of(rows, {"part": lambda one: one[0], "seen": lambda one: one[1]}, left=2) if rows else None
 
 
 def _findings(content: Row) -> Table:
