@@ -196,8 +196,10 @@ def _targets(seen: Seen) -> Told:
         counted = Counter(x for _, t, m in rows for x in t[m].tolist())
         top = counted.most_common(1)[0][1] / sum(counted.values())
         ignored = 1 - sum(sizes) / max(1, sum(len(t) for _, t, _ in rows))
-        yield f"{len(every):,} of {classes:,} classes occur, the most frequent in {top:.0%}; {ignored:.0%} of the"
-        " positions are not counted"
+        yield (
+            f"{len(every):,} of {classes:,} classes occur, the most frequent in {top:.0%}; {ignored:.0%} of the"
+            " positions are not counted"
+        )
     yield from _sorted_batches(seen)
 
 

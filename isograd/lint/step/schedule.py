@@ -113,8 +113,10 @@ def _course(made: Course, name: str, steps: int, scheduler: Any) -> Told:
         )
     else:
         low = min(rates[made.warmup :], default=0.0)
-        yield f"{name}: peak {peak:.3g} at update {made.warmup:,}, {rates[-1]:.3g} at the end ({steps:,}), lowest"
-        f" {low:.3g}"
+        yield (
+            f"{name}: peak {peak:.3g} at update {made.warmup:,}, {rates[-1]:.3g} at the end ({steps:,}), lowest"
+            f" {low:.3g}"
+        )
 
 
 def _length(scheduler: Any) -> int | None:
