@@ -52,7 +52,7 @@ def _scaler(seen: Seen) -> Told:
         yield finding(
             "clip-before-unscale",
             "error",
-            f"gradients are clipped while they are {clipped[0].scale:.3g} times too large:"
+            f"gradients are clipped while they are {clipped[0].scale:,.0f} times too large:"
             f" they shrink to {clipped[0].clipped:.2g} of themselves",
             "call scaler.unscale_(optimizer) before clip_grad_norm_",
             clipped[0].clipped or 0.0,
