@@ -1,15 +1,15 @@
-"""First sight: `isograd check` on folders of models that nobody tuned it to, each looked at in a process of its own.
+"""First sight: `isograd check` on models that nobody tuned it to, and `isograd preflight` on such training setups.
 
     python -m benchmarks.blind FOLDER [FOLDER ..] --out first-sight.csv
 
-A folder holds files with `build()`, often `batch()` and `loss(output, batch)`, and manifest.csv: file, kind (fault or
-clean), fault. A row of the result has what was found; whether a fault was named is judged by a reader, in the column
-`named`, and then
+A folder holds files with `build()`, often `batch()` and `loss(output, batch)`, or with `setup()`, and manifest.csv:
+file, kind (fault or clean), fault. Each is looked at in a process of its own. A row of the result has what was found;
+whether a fault was named is judged by a reader, in the column `named`, and then
 
     python -m benchmarks.blind --sum first-sight.csv [..]
 
 gives the share of faults named, and of clean models with an error, or an error or warning, with Wilson's intervals. The
-sets of this release are in blind_sets.tar.xz; each was counted once, before its authors' answers were read.
+sets are in blind_sets.tar.xz and blind_setups.tar.xz; each was counted once, before its authors' answers were read.
 
     python -m benchmarks.blind --curve docs/results/first-sight/series.csv
 """
@@ -46,12 +46,17 @@ def looked(path: Path, answer: Any, old: bool) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
         spec.loader.exec_module(module)
-        given: dict[str, Any] = {"batch": module.batch()} if hasattr(module, "batch") else {}
-        if hasattr(module, "loss") and not old:
-            given["loss"] = module.loss
-        model = module.build()
-        begun = time.process_time()
-        found = list(isograd.check(model, **given))
+        if hasattr(module, "setup"):
+            setup = module.setup()
+            begun = time.process_time()
+            found = list(isograd.preflight(setup))
+        else:
+            given: dict[str, Any] = {"batch": module.batch()} if hasattr(module, "batch") else {}
+            if hasattr(module, "loss") and not old:
+                given["loss"] = module.loss
+            model = module.build()
+            begun = time.process_time()
+            found = list(isograd.check(model, **given))
         row = {
             f"{severity}s": " ".join(dict.fromkeys(f.code for f in found if f.severity == severity))
             for severity in ("error", "warning", "info")
