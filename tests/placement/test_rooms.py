@@ -48,7 +48,7 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (138, 28_400),
+    "core": (158, 32_200),
     "convert": (46, 8_200),
     "lab": (112, 23_400),
     "papers": (43, 6_700),

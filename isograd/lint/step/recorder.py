@@ -422,13 +422,14 @@ class Recorder(LossMode):
 
 
 def _callable(model: nn.Module) -> list[nn.Module]:
-    """A module of Lightning is seldom called itself: its largest part is."""
-    parts = list(model.children()) if hasattr(model, "training_step") else []
+    """A module of Lightning is seldom called itself, nor a wrapper of DDP by mistake: its largest part is."""
+    parts = list(model.children()) if hasattr(model, "training_step") or hasattr(model, "no_sync") else []
     return [model, *sorted(parts, key=lambda part: -sum(p.numel() for p in part.parameters()))[:1]]
 
 
 def _kinds(kind: type) -> list[type]:
-    return [kind, *(below for sub in kind.__subclasses__() for below in _kinds(sub))]
+    subclasses: list[type] = kind.__subclasses__()
+    return [kind, *(below for sub in subclasses for below in _kinds(sub))]
 
 
 def _norm(gradients: list[Tensor]) -> float:
