@@ -255,12 +255,12 @@ def _form(seen: Seen) -> Told:
                 "pass the logits, or take binary_cross_entropy", call.value or 0.0,
             )  # fmt: skip
             break
-    call = seen.main
-    if call is not None and call.name in CLASSES and not call.target.is_floating_point():
-        given, target, counts = call.rows
+    main = seen.main
+    if main is not None and main.name in CLASSES and not main.target.is_floating_point():
+        counts = main.rows[2]
         if not int(counts.sum()):
             yield finding("batch-without-targets", "error", "a batch has no target that counts: its loss is 0 / 0", "leave such batches out", 1.0)
-        if int(counts.sum()) and call.value is not None and call.reduction == "sum":
+        if int(counts.sum()) and main.value is not None and main.reduction == "sum":
             yield f"summed over targets: {int(counts.sum()):,} times a mean"
 
 

@@ -103,13 +103,13 @@ def _gradients(seen: Seen) -> Told:
             "clip-small", "info", f"clipping leaves {max(clipped):.1%} of every gradient: all updates have the same size",
             "take a larger max_norm, near the usual gradient norm", max(clipped),
         )  # fmt: skip
-    lost = sorted(set.intersection(*[{*s.missing} for s in steps])) if len({id(s.optimizer) for s in steps}) == 1 and steps else []
-    lost = [name for name in lost if name]
-    if lost:
+    alone = len({id(s.optimizer) for s in steps}) == 1
+    never = sorted(set.intersection(*[{*s.missing} for s in steps]) - {""}) if alone else []
+    if never:
         total = len({n for s in steps for n in (*s.moved, *s.missing)})
         yield finding(
-            "gradient-missing", "warning", f"{many(len(lost), 'parameter')} of {total} that the optimizer holds got no gradient in {many(seen.updates, 'update')}",
-            "use them in the loss, take the detach() or no_grad() out, or freeze them: requires_grad_(False)", float(len(lost)), lost[0],
+            "gradient-missing", "warning", f"{many(len(never), 'parameter')} of {total} that the optimizer holds got no gradient in {many(seen.updates, 'update')}",
+            "use them in the loss, take the detach() or no_grad() out, or freeze them: requires_grad_(False)", float(len(never)), never[0],
         )  # fmt: skip
 
 

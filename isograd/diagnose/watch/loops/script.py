@@ -55,9 +55,8 @@ class ScriptWatch:
         self._replace(functional, "cross_entropy", self._scored)
         self._replace(torch.amp.GradScaler, "scale", self._scales)
         for name in CLIPS:
-            seen = self._before(getattr(clip_grad, name))
             for owner in (clip_grad, nn.utils):
-                self._replace(owner, name, lambda _, seen=seen: seen)
+                self._replace(owner, name, self._before)
         self._until.callback(register_optimizer_step_pre_hook(self._step).remove)
         return self
 
