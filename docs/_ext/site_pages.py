@@ -82,7 +82,14 @@ UNDER = {  # page -> the pages under it
     "how-to": "generated/verbs/*",
 }
 ORDERED = {  # the same, in an order of its own
-    "tutorials/README": ("before_you_spend_the_gpu_hours", "fix-post-ln", "compare", "ctranslate2", "own-placement", "graft"),
+    "tutorials/README": (
+        "before_you_spend_the_gpu_hours",
+        "fix-post-ln",
+        "compare",
+        "ctranslate2",
+        "own-placement",
+        "graft",
+    ),
     "api/README": ("library", "placement", "residual", "transfer", "diagnose", "data", "interop", "study", "errors"),
 }
 GUIDES = {  # verb -> the page that explains it
