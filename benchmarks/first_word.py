@@ -102,6 +102,8 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     },
     "init": {FILE: [("./missing", "--scheme", "gpt2", *_OUT)], HUB: [("a/b", "--scheme", "gpt2", *_OUT)]},
     "check": {FILE: [("./missing",), ("missing:build",)], HUB: [("a/b",)]},
+    "preflight": {FILE: [("missing.py:setup",), ("train.py",), ("missing:setup",)]},
+    "watch": {FILE: [("missing.py",)]},
     "conform": {NAME: [("prenormx",)]},
     "explain": {FILE: [("./missing",)], HUB: [("a/b",)]},
     "replay": {FILE: [("missing",)]},

@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = {
     "isograd": """IsogradConfig IsogradForCausalLM IsogradForMaskedLM IsogradForSeq2SeqLM
         IsogradForSequenceClassification
-        LightningWatch OwnLoop Placement WatchCallback calibrate check conform get graft register transfer watch""",
+        LightningWatch OwnLoop Placement WatchCallback calibrate check conform get graft preflight register transfer
+        watch""",
     "isograd.convert": """ParityReport Runner export_folder fold from_transformers import_pretrained measure
         to_transformers""",
     "isograd.lab": """Boundary Model PairsSection RateSearch Run TextData TextTraining TranslationModel TranslationRun

@@ -15,6 +15,7 @@ from typing import get_args
 from sphinx.application import Sphinx
 
 from isograd import cli
+from isograd.lint.check import CODES
 from isograd.lint.findings import SEVERITIES, Kind
 from isograd.placement import CATALOGUE, Placement
 from isograd.placement.text import final_formula, first_formula, formulas, legend
@@ -25,6 +26,7 @@ MENUS = {  # caption -> pages, with a shorter name than their title where that w
     "Start": {"start": "", "tutorials/README": "", "how-to": "How-to: every verb", "ko": "", "glossary": ""},
     "Find what is wrong": {
         "check": "Check: a linter",
+        "preflight": "Preflight: the training step",
         "diagnose": "Explain: verdict and depth profile",
         "watch": "Watch a run",
         "replay": "Replay a failed run",
@@ -73,13 +75,21 @@ MENUS = {  # caption -> pages, with a shorter name than their title where that w
 }
 UNDER = {  # page -> the pages under it
     "check": "check/*",
+    "preflight": "check/*",
     "catalogue": "generated/placements/*",
     "results/README": "results/*",
     "results/reproduce/README": "results/reproduce/*",
     "how-to": "generated/verbs/*",
 }
 ORDERED = {  # the same, in an order of its own
-    "tutorials/README": ("fix-post-ln", "compare", "ctranslate2", "own-placement", "graft"),
+    "tutorials/README": (
+        "before_you_spend_the_gpu_hours",
+        "fix-post-ln",
+        "compare",
+        "ctranslate2",
+        "own-placement",
+        "graft",
+    ),
     "api/README": ("library", "placement", "residual", "transfer", "diagnose", "data", "interop", "study", "errors"),
 }
 GUIDES = {  # verb -> the page that explains it
@@ -96,6 +106,8 @@ GUIDES = {  # verb -> the page that explains it
     "export": "export",
     "init": "transfer",
     "check": "check",
+    "preflight": "preflight",
+    "watch": "watch",
     "conform": "conform",
     "explain": "diagnose",
     "replay": "replay",
@@ -239,15 +251,19 @@ def _short(text: str) -> str:
     return cited[1] if cited else ""
 
 
-def codes() -> str:
-    """The table of all codes, from the first line of each page."""
+def codes(verb: str) -> str:
+    """The table of the codes of `check`, or of those that only `preflight` has, from the first line of each page."""
     lines = ["| code | kind | severity | finding |", "|---|---|---|---|"]
-    for file in sorted((ROOT / "docs/check").glob("*.md")):
+    for file in sorted(ROOT / "docs" / f"{page}.md" for page in _codes_of(verb)):
         said = file.read_text(encoding="utf-8").split("\n\n")[1].replace("\n", " ")
         kinds, severities = ([one for one in words if f"*{one}*" in said] for words in (get_args(Kind), SEVERITIES))
         cells = (f"[{file.stem}](check/{file.name})", ", ".join(kinds), ", ".join(severities), said.partition(". ")[0])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _codes_of(verb: str) -> dict[str, str]:
+    return {page: name for page, name in under("check/*").items() if (Path(page).name in CODES) == (verb == "check")}
 
 
 def menus(docname: str) -> dict[str, dict[str, str]]:
@@ -256,6 +272,8 @@ def menus(docname: str) -> dict[str, dict[str, str]]:
         return MENUS
     if docname in ORDERED:
         return {"": {f"{Path(docname).parent}/{name}": "" for name in ORDERED[docname]}}
+    if docname in UNDER and UNDER[docname] == "check/*":
+        return {"": _codes_of(docname)}
     return {"": under(UNDER[docname])} if docname in UNDER else {}
 
 
@@ -263,8 +281,9 @@ def contents(app: Sphinx, docname: str, source: list[str]) -> None:
     """Menus, and links to cards, that the sources, which GitHub shows too, do not have."""
     if docname == "catalogue":
         source[0] = re.sub(r"(?m)^### (\S+)$", r"### [\1](generated/placements/\1.md)", source[0])
-    if docname == "check":
-        source[0] = source[0].replace("Each code has a page in [check/](check/)", f"{codes()}\n\nEach has a page")
+    if docname in ("check", "preflight"):
+        table = f"{codes(docname)}\n\nEach has a page"
+        source[0] = source[0].replace("Each code has a page in [check/](check/)", table)
     source[0] += "".join(menu(pages, caption) for caption, pages in menus(docname).items())
 
 

@@ -8,6 +8,7 @@ from isograd.cli.check import written
 from isograd.cli.console import Result, announce, loading, must_be_writable
 from isograd.cli.parser import EACH, File
 from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
+from isograd.hub import must_be_a_model
 
 
 def preflight(
@@ -54,6 +55,10 @@ def preflight(
         raise UserError("--prove and --no-prove: give one of them")
     if steps is not None and steps < 1:
         raise UserError(f"--steps {steps}: expected a number of updates, 1 or more")
+    if ":" not in setup:
+        example = setup if setup.endswith(".py") else "train.py"
+        raise UserError(f"{setup}: expected package.module:callable or file.py:callable, such as {example}:setup")
+    must_be_a_model(setup, callables=True)
     must_be_writable(sarif, "--sarif")
     announce(f"loading torch and {setup} ...")
     with loading():
@@ -85,5 +90,5 @@ def preflight(
         except (InputsError, ModelError) as error:
             raise UserError(f"{setup}: {one_line(error)}") from error
     if int(os.environ.get("RANK", "0")):  # the first process speaks for all
-        return Result(found.as_dict(), lambda: None, code=1 if found.errors else 0)
+        return Result(code=1 if found.errors else 0)
     return written(found, setup, format, sarif)

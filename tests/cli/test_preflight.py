@@ -83,6 +83,7 @@ def test_commands_of_github_and_ignored_codes() -> None:
     ("words", "said"),
     [
         (["missing.py:setup"], "missing.py"),
+        (["setups.py"], "such as setups.py:setup"),
         (["setups.py:absent"], "absent"),
         (["setups.py:raises"], "NameError"),
         (["setups.py:number"], "int: expected a dict of model, loss, data and optimizer, a Trainer of transformers"),

@@ -512,8 +512,8 @@ class Recorder(LossMode):
 
 
 def _callable(model: nn.Module) -> list[nn.Module]:
-    """A module of Lightning is seldom called itself: its largest part is."""
-    parts = list(model.children()) if hasattr(model, "training_step") else []
+    """A module of Lightning is seldom called itself, nor a wrapper of DDP by mistake: its largest part is."""
+    parts = list(model.children()) if hasattr(model, "training_step") or hasattr(model, "no_sync") else []
     return [model, *sorted(parts, key=lambda part: -sum(p.numel() for p in part.parameters()))[:1]]
 
 

@@ -149,22 +149,18 @@ def _gradients(seen: Seen) -> Told:
             "take a larger max_norm, near the usual gradient norm",
             max(clipped),
         )
-    without = (
-        sorted(set.intersection(*[{*s.missing} for s in steps]))
-        if len({id(s.optimizer) for s in steps}) == 1 and steps
-        else []
-    )
-    without = [name for name in without if name]
-    if without:
+    alone = len({id(s.optimizer) for s in steps}) == 1
+    never = sorted(set.intersection(*[{*s.missing} for s in steps]) - {""}) if alone else []
+    if never:
         total = len({n for s in steps for n in (*s.moved, *s.missing)})
         yield finding(
             "gradient-missing",
             "warning",
-            f"{many(len(without), 'parameter')} of {total} that the optimizer holds got no gradient in"
+            f"{many(len(never), 'parameter')} of {total} that the optimizer holds got no gradient in"
             f" {many(seen.updates, 'update')}",
             "use them in the loss, take the detach() or no_grad() out, or freeze them: requires_grad_(False)",
-            float(len(without)),
-            without[0],
+            float(len(never)),
+            never[0],
         )
 
 

@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +71,8 @@ class ScriptWatch:
             self._replace(functional, name, self._scored)
         self._replace(torch.amp.GradScaler, "scale", self._scales)
         for name in CLIPS:
-            seen = self._before(getattr(clip_grad, name))
             for owner in (clip_grad, nn.utils):
-                self._replace(owner, name, partial(_given, seen))
+                self._replace(owner, name, self._before)
         for kind in _kinds(LRScheduler):
             if "step" in vars(kind):
                 self._replace(kind, "step", self._scheduled)
@@ -321,10 +319,6 @@ class ScriptWatch:
 def _kinds(kind: type) -> list[type]:
     every: list[type] = type.__subclasses__(kind)
     return [kind, *(below for one in every for below in _kinds(one))]
-
-
-def _given(new: Any, old: Any) -> Any:
-    return new
 
 
 def run(script: Path, arguments: Sequence[str], watching: ScriptWatch) -> int:
