@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import hint
@@ -131,9 +132,10 @@ def _looked(
         return Findings(model=name or type(model).__name__, placements={}, formulas={}, findings=(), missed=(line,))
     inputs = _with_targets(model, guess_inputs(model)) if batch is None else few_sequences(model, as_inputs(batch))
     anatomy = find_anatomy(model, inputs)
-    shapes = [anatomy.trace[stack.first].shape for stack in anatomy.stacks]
-    if batch is not None and (alike := {s[0] for s in shapes if len(s) == 3 and s[0] == s[1]}):
-        inputs = few_sequences(model, inputs, max(alike) - 1)  # as many sequences as positions: axes look alike
+    given_first = next((v.shape[0] for v in tree_leaves(inputs) if isinstance(v, Tensor) and v.ndim), 0)
+    shapes = (anatomy.trace[v].shape for o in anatomy.trace.operations for v in o.makes[:1])
+    if batch is not None and any(len(s) == 3 and s[0] == s[1] == given_first for s in shapes):
+        inputs = few_sequences(model, inputs, given_first - 1)  # as many sequences as positions: axes look alike
         anatomy = find_anatomy(model, inputs)
     checked = CheckedModel(model, inputs, anatomy, **given, batch=batch)
     missed: list[str] = [f"a part of the model: {line}" for line in anatomy.missed]

@@ -293,7 +293,8 @@ def _other_mask(checked: CheckedModel) -> Iterator[Finding]:
 def _hidden_keys(checked: CheckedModel, attention: MeasuredAttention) -> Tensor | None:
     """(sequences, keys): which no query sees."""
     visible, x = attention.visible, checked.trace[attention.sublayer.read]
-    batch = x.shape[1 if checked.time_first else 0]
+    time = next((s.time for s in checked.anatomy.stacks if s.name == attention.sublayer.stack), None)
+    batch = x.shape[1 if (checked.time_first if time is None else time == 0) else 0]
     if visible is None or x.ndim != 3 or visible.shape[0] % batch:
         return None
     return ~visible.any(1).unflatten(0, (batch, -1)).any(1)
