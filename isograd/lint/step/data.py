@@ -15,6 +15,7 @@ from isograd.lint.step.told import Told, finding
 FAR = 20.0  # of a mean or a standard deviation
 COPIED = 0.9999
 UNRELATED = 0.1  # of a correlation
+FAR_ROWS = 64  # of the data, in equal steps
 SEQUENTIAL = ("SequentialSampler",)
 
 
@@ -168,6 +169,7 @@ def _targets(seen: Seen) -> Told:
             len(empty) / len(calls),
         )
     if first is None or first.name not in CLASSES or first.target.is_floating_point():
+        yield from _sorted_batches(seen)
         return
     rows = [c.rows for c in calls if c.given.shape[-1] == first.given.shape[-1] and int(c.rows[2].sum())]
     if not rows:
@@ -176,7 +178,7 @@ def _targets(seen: Seen) -> Told:
     present = [set(t[m].tolist()) for _, t, m in rows]
     every = set().union(*present)
     sizes = [int(m.sum()) for _, _, m in rows]
-    if len(every) == 1 and sum(sizes) > 8:
+    if len(every) == 1 and sum(sizes) > 8 and _from_data(seen, next(iter(every))):
         yield finding(
             "targets-constant",
             "error",
@@ -203,22 +205,33 @@ def _targets(seen: Seen) -> Told:
     yield from _sorted_batches(seen)
 
 
+def _from_data(seen: Seen, value: int) -> bool:
+    """Whether a batch holds this constant: a loss may make it, where the first of several candidates is right."""
+    leaves = [x for batch in seen.batches[:2] for x in tensors_in(batch) if x.numel() > 1 and x.dtype != torch.bool]
+    return any(bool(((x == value) | (x == -100)).all()) for x in leaves)
+
+
 def _sorted_batches(seen: Seen) -> Told:
-    """A whole epoch's worth of labels in order, more than chance allows."""
-    labels = [label for batch in seen.batches for label in [_label(seen, batch)] if label is not None]
-    if len(labels) < 4:
+    """Labels in the order of their classes: neighbours alike, or none of the classes that stand further back."""
+    labels = [label for batch in seen.batches for label in [_label(batch)] if label is not None]
+    if len(labels) < 4 or len(whole := torch.cat(labels).long()) < 32:
         return
-    whole = torch.cat(labels)
-    if len(whole) < 32 or whole.unique().numel() < 2 or whole.unique().numel() > len(whole) / 4:
+    far = _far(seen)
+    if far is not None and len(whole.unique()) == 1 and len(far.unique()) > 1:
+        yield finding(
+            "data-sorted",
+            "error",
+            f"the first {len(whole)} labels are {int(whole[0])}, and later ones are others: the data is sorted by"
+            " class",
+            "shuffle the data: DataLoader(..., shuffle=True)",
+            float(len(whole)),
+        )
+    if not 1 < whole.unique().numel() <= len(whole) / 4:
         return
     same = float((whole[1:] == whole[:-1]).float().mean())
     share = torch.bincount(whole - whole.min()).float() / len(whole)
     chance = float((share * share).sum())
-    if (
-        same > 0.9
-        and same > chance + 5 * math.sqrt(chance * (1 - chance) / len(whole)) + 0.2
-        and all(len(set(x.tolist())) > 1 for x in labels[:0])
-    ):
+    if same > 0.9 and same > chance + 5 * math.sqrt(chance * (1 - chance) / len(whole)) + 0.2:
         yield finding(
             "data-sorted",
             "warning",
@@ -228,9 +241,24 @@ def _sorted_batches(seen: Seen) -> Told:
         )
 
 
-def _label(seen: Seen, batch: Any) -> Tensor | None:
-    leaves = [x for x in tensors_in(batch) if not x.is_floating_point() and x.ndim == 1 and x.dtype != torch.bool]
-    return leaves[-1] if leaves else None
+def _far(seen: Seen) -> Tensor | None:
+    """Labels from all over the data, where a loader goes through it in order."""
+    loader = seen.setup.data
+    if type(getattr(loader, "sampler", None)).__name__ not in SEQUENTIAL:
+        return None
+    try:
+        count = len(loader.dataset)  # type: ignore[attr-defined]
+        rows = [loader.dataset[int(i)] for i in torch.linspace(0, count - 1, FAR_ROWS).long()]  # type: ignore[attr-defined]
+        return _label(loader.collate_fn(rows))  # type: ignore[attr-defined]
+    except Exception:  # a data set of its own kind
+        return None
+
+
+def _label(batch: Any) -> Tensor | None:
+    """Classes, or zeros and ones, a number for each row."""
+    leaves = [x for x in tensors_in(batch) if x.ndim == 1 and x.dtype != torch.bool and len(x) > 1]
+    whole = [x for x in leaves if not x.is_floating_point() or bool(((x == 0) | (x == 1)).all())]
+    return whole[-1] if whole else None
 
 
 def _numbers(seen: Seen) -> Told:

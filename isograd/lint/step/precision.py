@@ -21,14 +21,13 @@ def _weights(seen: Seen) -> Told:
     kinds: dict[torch.dtype, int] = {}
     for p in seen.setup.model.parameters():
         kinds[p.dtype] = kinds.get(p.dtype, 0) + p.numel()
-    half = {n for n, p in seen.setup.model.named_parameters() if p.dtype in HALF}
     names = ", ".join(str(kind).removeprefix("torch.") for kind in kinds)
     lost = total = 0.0
     for step in seen.steps[1:] or seen.steps:
         if max(step.rates, default=0.0) <= 0:
             continue
         for name, (_, _, still) in step.moved.items():
-            if name in half:
+            if name in step.half:
                 lost, total = lost + still, total + 1
     if total and lost / total > LOST:
         yield finding(

@@ -150,6 +150,7 @@ class Step:
     zero: list[str]
     rates: list[float]
     moved: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    half: set[str] = field(default_factory=set)  # names of weights in 16 bits at that time
     apart: float = 0.0  # share of parameters that are others than at the first forward pass of the update
     later: float | None = None  # the norm of the same gradients at the next forward pass
 
@@ -495,6 +496,8 @@ class Recorder(LossMode):
             before = self._weights.pop(id(p), None)
             if before is None or p.grad is None or p.grad.is_sparse:
                 continue
+            if p.dtype in (torch.float16, torch.bfloat16):
+                self.steps[-1].half.add(self._name(p))
             change = p.detach() - before
             graded = p.grad != 0
             still = float(((change == 0) & graded).sum() / graded.sum().clamp(min=1))

@@ -56,7 +56,14 @@ FOLLOWS = {  # a code -> those that are its consequences
     ),
 }
 SEQUENCES = 4  # of a batch, that the model is checked with
-OF_THE_STEP = ("lr-zero", "lr-high", "optimizer-lacks-parameters", "optimizer-of-another-model", "weight-decay-high")
+OF_THE_STEP = (
+    "buffer-unused",  # a loss outside the model may read it
+    "lr-zero",
+    "lr-high",
+    "optimizer-lacks-parameters",
+    "optimizer-of-another-model",
+    "weight-decay-high",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
