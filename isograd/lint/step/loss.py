@@ -56,8 +56,8 @@ def _said(seen: Seen) -> Told:
         given, _, counts = call.rows
         classes, scored = given.shape[-1], int(counts.sum())
         value = f"{call.value:.2f}, " if call.value is not None and call.reduction == "mean" else ""
-        yield f"{value}cross-entropy of {scored:,} targets over {classes:,} classes; a guess loses"
-        f" {math.log(classes):.2f}"
+        what = f"{value}cross-entropy of {scored:,} targets over {classes:,} classes"
+        yield f"{what}; a guess loses {math.log(classes):.2f}"
     else:
         value = f"{call.value:.3g}, " if call.value is not None else ""
         yield f"{value}{call.name.replace('_', ' ')} of {call.given.numel():,} predictions"

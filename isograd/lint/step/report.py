@@ -38,7 +38,7 @@ FOLLOWS = {  # a code -> those that are its consequences
     "eval-mode": ("resume-differs",),
     "loss-shifted": ("target-leaks", "initial-loss"),
     "target-leaks": ("future-leaks", "bidirectional-logits"),
-    "targets-constant": ("data-sorted", "target-in-inputs target-unrelated"),
+    "targets-constant": ("data-sorted", "target-in-inputs", "target-unrelated"),
     "same-batch": ("data-sorted", "epochs-alike"),
     "loss-not-finite": ("resume-loses", "resume-differs", "gradients-add-up", "weights-still"),
     "batch-without-targets": ("loss-not-finite", "resume-loses", "resume-differs"),

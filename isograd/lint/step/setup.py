@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
 from isograd.errors import InputsError, hint
@@ -172,8 +173,19 @@ def _of_parts(parts: dict[str, Any]) -> Setup:
 
 def _several(one: Any) -> list[Any]:
     if isinstance(one, Mapping):
-        return [*one.values()]
-    return [] if one is None else list(one) if isinstance(one, list | tuple) else [one]
+        several = [*one.values()]
+    else:
+        several = [] if one is None else list(one) if isinstance(one, list | tuple) else [one]
+    return [_within(part) for part in several]
+
+
+def _within(part: Any) -> Any:
+    """What a wrapper holds, as accelerate's: torch's hooks name the optimizer and the schedule that are stepped."""
+    for name, kind in (("optimizer", Optimizer), ("scheduler", LRScheduler)):
+        held = getattr(part, name, None)
+        if isinstance(held, kind) and not isinstance(part, LRScheduler):
+            return held
+    return part
 
 
 def loss_function(loss: Any, model: nn.Module) -> Callable[[nn.Module, Any], Tensor]:
