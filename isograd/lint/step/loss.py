@@ -90,7 +90,7 @@ def _predicts(seen: Seen) -> Told:
                     "take inputs and targets from one slice, and shuffle both together",
                     read.share,
                 )
-        yield "targets are not the ids of the input, wherever shifted"
+        yield "targets are not later ids of the same row of the batch"
         return
     if read.both:
         if read.tried and read.visible > SHOWN and read.offset > 0:
