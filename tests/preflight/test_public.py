@@ -1,5 +1,6 @@
 """What public programs do, and no program of ours did: wrapped optimizers, sparse batches, steps of their own."""
 
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -106,3 +107,31 @@ def test_a_training_step_of_lightning_without_an_index(manual: bool) -> None:
     assert not loud(report), str(report)
     assert "cross-entropy of 16 targets" in report.groups["loss"]
     assert torch.equal(module.net.weight, before)
+
+
+class Encoding(UserDict[str, Any]):
+    """As transformers' BatchEncoding."""
+
+
+@pytest.mark.parametrize("kind", [Encoding, list])
+def test_batches_of_another_kind_are_told_apart(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 3)
+    pairs = [(torch.randn(16, 8), torch.randint(3, (16,))) for _ in range(8)]
+    data = [Encoding(x=x, y=y) if kind is Encoding else {"x": x.numpy(), "y": y.numpy()} for x, y in pairs]
+    report = isograd.preflight(
+        model,
+        loss=lambda model, b: functional.cross_entropy(model(torch.as_tensor(b["x"])), torch.as_tensor(b["y"])),
+        data=data,
+        optimizer=torch.optim.Adam(model.parameters()),
+    )
+    assert not loud(report), str(report)
+
+
+def test_two_classes_are_not_tied_to_two_segments() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    found = isograd.check(transformers.BertForSequenceClassification(config), prove=False)
+    assert "embedding-untied" not in {one.code for one in found}

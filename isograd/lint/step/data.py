@@ -25,7 +25,8 @@ def look(seen: Seen) -> Told:
         yield finding("data-empty", "error", "the data gives no batch", "pass data that can be iterated", 0.0)
         return
     yield from _finite(seen)
-    yield from _repeated(seen, [mark(b) for b in batches], [mark(b) for b in again])
+    if all(tensors_in(b) for b in batches):
+        yield from _repeated(seen, [mark(b) for b in batches], [mark(b) for b in again])
     yield from _pairs(seen)
     yield from _targets(seen)
     yield from _numbers(seen)

@@ -3,7 +3,9 @@
 Each form knows how to give batches, the loss of one, and how to make real updates.
 """
 
+import copy
 import inspect
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import SUPPORTED_NODES, MappingKey, register_pytree_node, tree_map
 
 from isograd.errors import InputsError, hint
 from isograd.trace.record import answer, arguments
@@ -80,7 +82,7 @@ class Setup:
 
     def batches(self, count: int) -> list[Any]:
         """The first batches of an epoch, on the model's device."""
-        return [moved(batch, self.device) for batch in islice(iter(self.data), count)]
+        return [moved(_opened(batch), self.device) for batch in islice(iter(self.data), count)]
 
     def cast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
@@ -110,6 +112,25 @@ class Setup:
             self.scaler.update()
         for scheduler in self.schedulers:
             scheduler.step()
+
+
+def _opened(batch: Any) -> Any:
+    """A batch; torch's trees then look into its kind of mapping, as transformers' BatchEncoding, as into a dict."""
+    kind = type(batch)
+    if isinstance(batch, UserDict) and kind not in SUPPORTED_NODES:
+
+        def closed(values: Iterable[Any], whole: Any) -> Any:
+            made = copy.copy(whole)
+            made.data = dict(zip(whole.data, values, strict=True))
+            return made
+
+        register_pytree_node(
+            kind,
+            lambda one: (list(one.data.values()), one),
+            closed,
+            flatten_with_keys_fn=lambda one: ([(MappingKey(k), v) for k, v in one.data.items()], one),
+        )
+    return batch
 
 
 def moved(batch: Any, device: torch.device) -> Any:
