@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 import isograd
 from tests.preflight.program import program
@@ -15,7 +16,7 @@ from tests.preflight.test_faults import loud
 
 def test_lines_are_whole() -> None:
     report = isograd.preflight(program())
-    assert "a guess loses 3.69" in report.groups["loss"]
+    assert "a guess loses 3.69" in report.groups["loss"], report.groups
     assert "positions are not counted" in report.groups["data"]
     assert "that want gradients, once" in report.groups["optimizer"]
     assert "lowest" in report.groups["schedule"]
@@ -102,10 +103,11 @@ def test_a_training_step_of_lightning_without_an_index(manual: bool) -> None:
     torch.manual_seed(0)
     module = Module()
     before = module.net.weight.detach().clone()
-    batches = [(torch.randn(16, 8), torch.randint(3, (16,))) for _ in range(8)]
-    report = isograd.preflight((module, lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False), batches))
+    data = TensorDataset(torch.randn(128, 8), torch.randint(3, (128,)))
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False)
+    report = isograd.preflight((module, trainer, DataLoader(data, 16, shuffle=True)))
     assert not loud(report), str(report)
-    assert "cross-entropy of 16 targets" in report.groups["loss"]
+    assert "cross-entropy of 16 targets" in report.groups["loss"], report.groups
     assert torch.equal(module.net.weight, before)
 
 

@@ -58,7 +58,7 @@ class ScriptWatch:
         self._schedules: dict[int, tuple[LRScheduler, int]] = {}
         self._inner = False
         self._off = 0  # updates in a row with another rate than the schedule's
-        self._before: Any = None  # the batch of the update before
+        self._earlier: Any = None  # the batch of the update before
         self._loads = self._failed = False
 
     def __enter__(self) -> "ScriptWatch":
@@ -272,13 +272,13 @@ class ScriptWatch:
         loss: Tensor = torch.stack([loss.float() for loss in self._losses]).sum()
         if self._scaler is not None and self._scaler.is_enabled():
             loss = loss / self._scaler._get_scale_async()
-        batch, self._before = None if self._is_whole() else self._given(), self._batch
+        batch, self._earlier = None if self._is_whole() else self._given(), self._batch
         with suppress(ValueError):  # no gradient at all: a step that the script leaves out
             self.watch.step(loss, batch=batch)
 
     def _is_whole(self) -> bool:
         """Whether the data is one batch, as a graph's: the same numbers as before, and no loader that has others."""
-        now, before = ([x for x in tree_leaves(b) if isinstance(x, Tensor)] for b in (self._batch, self._before))
+        now, before = ([x for x in tree_leaves(b) if isinstance(x, Tensor)] for b in (self._batch, self._earlier))
         same = len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
         return same and not self._loads and any(x.is_floating_point() for x in now)
 
