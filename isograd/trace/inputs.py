@@ -105,11 +105,11 @@ def few_sequences(model: nn.Module, inputs: Inputs, most: int | None = None) -> 
     fewer = next((n for n in (4, 3, 5, 6, 2) if n not in sizes and n < count and n <= (most or n)), None)
     if fewer is None:
         return inputs
-    cut = [part[:fewer] if isinstance(part, Tensor) and part.ndim else part for part in parts]
-    made: Inputs = dict(zip(inputs, cut, strict=True)) if isinstance(inputs, dict) else tuple(cut)
     try:
+        cut = [part[:fewer] if isinstance(part, Tensor) and part.ndim else part for part in parts]
+        made: Inputs = dict(zip(inputs, cut, strict=True)) if isinstance(inputs, dict) else tuple(cut)
         run(model, made)
-    except Exception:  # a mask of (time, time) is no batch
+    except Exception:  # a mask of (time, time) is no batch, and a sparse matrix cannot be cut
         return inputs
     return made
 

@@ -74,7 +74,9 @@ def untied(checked: CheckedModel) -> Iterator[Finding]:
     own = checked.parameters[head]
     alike = [t for n, by_ids in checked.tables.items() if by_ids and (t := checked.parameters[n]).shape == own.shape]
     copied = any(torch.equal(own, table) for table in alike)
-    if copied or (alike and getattr(checked.config, "tie_word_embeddings", False) is True):
+    rows = max((len(checked.parameters[n]) for n, by_ids in checked.tables.items() if by_ids), default=0)
+    words = len(own) == rows  # two classes are as many as BERT's two segments, and are not tied to them
+    if copied or (alike and words and getattr(checked.config, "tie_word_embeddings", False) is True):
         yield Finding(
             address=head,
             measured=min((own - table).abs().max().item() for table in alike),

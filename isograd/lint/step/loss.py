@@ -56,10 +56,8 @@ def _said(seen: Seen) -> Told:
         given, _, counts = call.rows
         classes, scored = given.shape[-1], int(counts.sum())
         value = f"{call.value:.2f}, " if call.value is not None and call.reduction == "mean" else ""
-        yield (
-            f"{value}cross-entropy of {scored:,} targets over {classes:,} classes; a guess loses"
-            f" {math.log(classes):.2f}"
-        )
+        what = f"{value}cross-entropy of {scored:,} targets over {classes:,} classes"
+        yield f"{what}; a guess loses {math.log(classes):.2f}"
     else:
         value = f"{call.value:.3g}, " if call.value is not None else ""
         yield f"{value}{call.name.replace('_', ' ')} of {call.given.numel():,} predictions"
@@ -92,7 +90,7 @@ def _predicts(seen: Seen) -> Told:
                     "take inputs and targets from one slice, and shuffle both together",
                     read.share,
                 )
-        yield "targets are not the ids of the input, wherever shifted"
+        yield "targets are not later ids of the same row of the batch"
         return
     if read.both:
         if read.tried and read.visible > SHOWN and read.offset > 0:

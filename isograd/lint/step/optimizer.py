@@ -73,9 +73,8 @@ def _holds(seen: Seen) -> Told:
         )
     if not (foreign or lost or doubled):
         frozen = sum(not p.requires_grad for p in seen.setup.model.parameters())
-        yield (
-            f"holds all {len(wanted)} parameters that want gradients, once{f'; {frozen} are frozen' if frozen else ''}"
-        )
+        still = f"; {frozen} are frozen" if frozen else ""
+        yield f"holds all {len(wanted)} parameters that want gradients, once{still}"
 
 
 def _reached(seen: Seen) -> list[Any]:

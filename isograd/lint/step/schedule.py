@@ -113,10 +113,8 @@ def _course(made: Course, name: str, steps: int, scheduler: Any) -> Told:
         )
     else:
         low = min(rates[made.warmup :], default=0.0)
-        yield (
-            f"{name}: peak {peak:.3g} at update {made.warmup:,}, {rates[-1]:.3g} at the end ({steps:,}), lowest"
-            f" {low:.3g}"
-        )
+        what = f"{name}: peak {peak:.3g} at update {made.warmup:,}, {rates[-1]:.3g} at the end ({steps:,})"
+        yield f"{what}, lowest {low:.3g}"
 
 
 def _length(scheduler: Any) -> int | None:

@@ -99,10 +99,10 @@ class Seen:
         return max(found)
 
     def leaves(self, batch: Any) -> dict[str, Tensor]:
-        """The tensors of a batch by their place in it."""
+        """The dense tensors of a batch by their place in it."""
         found, _ = tree_flatten_with_path(batch)
         named = {"".join(_step(p) for p in path).lstrip("."): leaf for path, leaf in found}
-        return {name: leaf for name, leaf in named.items() if isinstance(leaf, Tensor)}
+        return {name: leaf for name, leaf in named.items() if isinstance(leaf, Tensor) and leaf.layout == torch.strided}
 
     def formed(self, batch: Any, *, counted: bool = False, seed: int = SEED) -> LossMode:
         """The losses of a batch, formed with the same random numbers each time; nothing learns from it.
@@ -388,7 +388,13 @@ def _with(batch: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def tensors_in(batch: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    """Its dense tensors, and the values of sparse ones."""
+    found = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return [leaf.coalesce().values() if leaf.layout == torch.sparse_coo else leaf for leaf in found if _flat(leaf)]
+
+
+def _flat(leaf: Tensor) -> bool:
+    return leaf.layout in (torch.strided, torch.sparse_coo)
 
 
 def mark(batch: Any) -> str:

@@ -3,7 +3,9 @@
 Each form knows how to give batches, the loss of one, and how to make real updates.
 """
 
+import copy
 import inspect
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +15,8 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import SUPPORTED_NODES, MappingKey, register_pytree_node, tree_map
 
 from isograd.errors import InputsError, hint
 from isograd.trace.record import answer, arguments
@@ -79,7 +82,7 @@ class Setup:
 
     def batches(self, count: int) -> list[Any]:
         """The first batches of an epoch, on the model's device."""
-        return [moved(batch, self.device) for batch in islice(iter(self.data), count)]
+        return [moved(_opened(batch), self.device) for batch in islice(iter(self.data), count)]
 
     def cast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
@@ -109,6 +112,25 @@ class Setup:
             self.scaler.update()
         for scheduler in self.schedulers:
             scheduler.step()
+
+
+def _opened(batch: Any) -> Any:
+    """A batch; torch's trees then look into its kind of mapping, as transformers' BatchEncoding, as into a dict."""
+    kind = type(batch)
+    if isinstance(batch, UserDict) and kind not in SUPPORTED_NODES:
+
+        def closed(values: Iterable[Any], whole: Any) -> Any:
+            made = copy.copy(whole)
+            made.data = dict(zip(whole.data, values, strict=True))
+            return made
+
+        register_pytree_node(
+            kind,
+            lambda one: (list(one.data.values()), one),
+            closed,
+            flatten_with_keys_fn=lambda one: ([(MappingKey(k), v) for k, v in one.data.items()], one),
+        )
+    return batch
 
 
 def moved(batch: Any, device: torch.device) -> Any:
@@ -176,8 +198,19 @@ def _of_parts(parts: dict[str, Any]) -> Setup:
 
 def _several(one: Any) -> list[Any]:
     if isinstance(one, Mapping):
-        return [*one.values()]
-    return [] if one is None else list(one) if isinstance(one, list | tuple) else [one]
+        several = [*one.values()]
+    else:
+        several = [] if one is None else list(one) if isinstance(one, list | tuple) else [one]
+    return [_within(part) for part in several]
+
+
+def _within(part: Any) -> Any:
+    """What a wrapper holds, as accelerate's: torch's hooks name the optimizer and the schedule that are stepped."""
+    for name, kind in (("optimizer", Optimizer), ("scheduler", LRScheduler)):
+        held = getattr(part, name, None)
+        if isinstance(held, kind) and not isinstance(part, LRScheduler):
+            return held
+    return part
 
 
 def loss_function(loss: Any, model: nn.Module) -> Callable[[nn.Module, Any], Tensor]:

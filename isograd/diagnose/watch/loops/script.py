@@ -21,6 +21,8 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
 from isograd.diagnose.watch import Watch, watch
 from isograd.diagnose.watch.drift import Ranks
@@ -63,6 +65,8 @@ class ScriptWatch:
         self._inner = False
         self._off = 0  # updates in a row with another rate than the schedule's
         self._unclipped: dict[nn.Parameter, Tensor] = {}  # of the first update, clipped before its optimizer is known
+        self._earlier: Any = None  # the batch of the update before
+        self._loads = self._failed = False
 
     def __enter__(self) -> "ScriptWatch":
         self._replace(nn.Module, "__call__", self._calls)
@@ -70,6 +74,7 @@ class ScriptWatch:
         for name in SCORES:
             self._replace(functional, name, self._scored)
         self._replace(torch.amp.GradScaler, "scale", self._scales)
+        self._replace(DataLoader, "__iter__", self._loaded)
         for name in CLIPS:
             for owner in (clip_grad, nn.utils):
                 self._replace(owner, name, self._before)
@@ -116,7 +121,7 @@ class ScriptWatch:
             old(loss, *args, **kwargs)
             self._backwards += 1
             if self._optimizer is None and self._backwards >= WAITS:
-                self._by_hand()
+                self._guarded(self._by_hand)
 
         return backward
 
@@ -135,6 +140,13 @@ class ScriptWatch:
                 self._scoring = False
 
         return score
+
+    def _loaded(self, old: Any) -> Any:
+        def iterate(loader: Any) -> Any:
+            self._loads = True
+            return old(loader)
+
+        return iterate
 
     def _scales(self, old: Any) -> Any:
         def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -187,10 +199,21 @@ class ScriptWatch:
                 parameters = list(parameters)
                 fresh = [p for p in parameters if p.grad is not None and p not in self._unclipped]
                 self._unclipped |= {p: p.grad.clone() for p in fresh}
-            self._measure()
+            self._guarded(self._measure)
             return old(parameters, *args, **kwargs)
 
         return clip
+
+    def _guarded(self, look: Callable[..., None], *given: Any) -> None:
+        """What goes wrong here ends the watching, and never the run."""
+        if self._failed:
+            return
+        try:
+            look(*given)
+        except Exception as error:
+            self._failed = True
+            what = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+            print(f"isograd watch: the run goes on unwatched, after {what}", file=sys.stderr)
 
     def _follow(self, kind: type[nn.Module]) -> None:
         """Keep what the model is called with. A hook on the model itself would be saved with it."""
@@ -211,7 +234,7 @@ class ScriptWatch:
         """Before any optimizer's step; where it is given a closure, which computes the gradients, after that."""
         closure = kwargs.get("closure") or next((a for a in args[1:] if callable(a)), None)
         if closure is None:
-            self._stepping(optimizer)
+            self._guarded(self._stepping, optimizer)
             return None
         called: list[bool] = []
 
@@ -219,7 +242,7 @@ class ScriptWatch:
             loss = closure()
             if not called:  # a line search calls it again
                 called.append(True)
-                self._stepping(optimizer)
+                self._guarded(self._stepping, optimizer)
             return loss
 
         if "closure" in kwargs:
@@ -293,8 +316,15 @@ class ScriptWatch:
         loss = self._loss()
         if loss is None or (self._spikes is not None and self._spikes.running is not None):
             return
+        batch, self._earlier = None if self._is_whole() else self._given(), self._batch
         with suppress(ValueError):  # no gradient at all: a step that the script leaves out
-            self.watch.step(loss, batch=self._given())
+            self.watch.step(loss, batch=batch)
+
+    def _is_whole(self) -> bool:
+        """Whether the data is one batch, as a graph's: the same numbers as before, and no loader that has others."""
+        now, before = ([x for x in tree_leaves(b) if isinstance(x, Tensor)] for b in (self._batch, self._earlier))
+        same = len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+        return same and not self._loads and any(x.is_floating_point() for x in now)
 
     def _loss(self) -> Tensor | None:
         """Of this update so far: the sum over its parts."""

@@ -4,6 +4,7 @@ Their own loops make the updates, stopped after a few; nothing is logged, saved 
 """
 
 import contextlib
+import inspect
 import io
 import logging
 import warnings
@@ -159,9 +160,11 @@ def _of_lightning(module: Any, trainer: Any, data: Any) -> Setup:
     optimizers, schedulers = _configured(held[0])
 
     def loss(_: nn.Module, batch: Any) -> Tensor:
+        if not module.automatic_optimization:
+            raise InputsError("training_step optimizes by itself, and cannot be asked for a loss alone")
         module.log = module.log_dict = lambda *_, **__: None
         try:
-            found = module.training_step(batch, 0)
+            found = module.training_step(batch, *[0] * (len(inspect.signature(module.training_step).parameters) > 1))
         finally:
             del module.log, module.log_dict
         return found["loss"] if isinstance(found, dict) else found
