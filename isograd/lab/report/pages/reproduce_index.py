@@ -192,8 +192,9 @@ def _what_holds(items: Sequence[Row], file: str = "") -> str:
     names = [one["shows"].partition(":")[0] for one in items]
     links: dict[str, list[str]] = {said: [] for said in _SAID.values()}
     for one, name in zip(items, names, strict=True):
-        title, decided = name if names.count(name) == 1 else one["shows"], one["decided"].partition(":")[0]
-        links[_SAID[one["state"]]].append(f"[{title}]({file}#{one['slug']})" + (f" ({decided})" if decided else ""))
+        title, since = name if names.count(name) == 1 else one["shows"], re.search(r"from \w+ \S+ on\b", one["first"])
+        more = since[0] if since else one["decided"].partition(":")[0]
+        links[_SAID[one["state"]]].append(f"[{title}]({file}#{one['slug']})" + (f" ({more})" if more else ""))
     return "\n".join(f"- {said} ({len(own)} of {len(items)}): {'; '.join(own)}." for said, own in links.items() if own)
 
 
