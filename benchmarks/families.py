@@ -156,9 +156,10 @@ def rows(tasks: list[tuple[str, str]], limit: float, prove: bool | None) -> Iter
     Args:
         limit: seconds of one core, so that other work on the machine does not count.
     """
-    import isograd.lint.check  # noqa: F401
     import torch
     import transformers
+
+    import isograd.lint.check  # noqa: F401
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
