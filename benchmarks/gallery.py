@@ -207,7 +207,8 @@ ALARMS = {  # (model type, code) of the later sweep: whether it is true of what 
 }
 ALARMS |= {(kind, code): (True, NOTES[kind, code]) for kind, code in (
     ("cpmant", "future-leaks"), ("cvt", "gradient-zero"), ("funnel", "padding-leaks"),
-    ("imagegpt", "padding-leaks"), ("pop2piano", "embedding-untied"), ("nystromformer", "padding-leaks"), ("yoso", "padding-leaks"),
+    ("imagegpt", "padding-leaks"), ("pop2piano", "embedding-untied"),
+    ("nystromformer", "padding-leaks"), ("yoso", "padding-leaks"),
 )}  # fmt: skip
 UPSTREAM = "; every new "
 
