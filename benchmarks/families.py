@@ -15,6 +15,7 @@ import json
 import multiprocessing as mp
 import re
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -90,8 +91,8 @@ def build(model_type: str, architecture: str) -> Any:
     raise ValueError(" | ".join(dict.fromkeys(reasons)))
 
 
-def row_of(model_type: str, architecture: str) -> dict[str, Any]:
-    """What `isograd check` says of the small model of a model type."""
+def row_of(model_type: str, architecture: str, prove: bool | None) -> dict[str, Any]:
+    """What `isograd check` says of the small model of a model type; `prove` is that of `isograd.check`."""
     import isograd
     from isograd.errors import InputsError
 
@@ -104,7 +105,7 @@ def row_of(model_type: str, architecture: str) -> dict[str, Any]:
     row["source"] = sys.modules[type(model).__module__].__name__
     start = time.process_time()
     try:
-        findings = isograd.check(model)
+        findings = isograd.check(model, prove=prove)
     except InputsError as error:
         return row | {"status": "no inputs", "detail": str(error), "seconds": _since(start)}
     except Exception as error:
@@ -135,44 +136,50 @@ def _since(start: float) -> float:
     return round(time.process_time() - start, 2)
 
 
-def _work(connection: Any) -> None:
-    """Rows for the model types that come, until there is none."""
+def _work(connection: Any, other: Any, limit: float, prove: bool | None) -> None:
+    """Rows for the model types that come, until there is none; ended by a signal in one that takes too long."""
+    other.close()  # else this process would outlive the one that asks
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY * 2, MEMORY * 2))
-    warnings.simplefilter("ignore")
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
     while (task := connection.recv()) is not None:
+        signal.setitimer(signal.ITIMER_PROF, limit)
         try:
-            connection.send(row_of(*task))
+            connection.send(row_of(*task, prove))
         except MemoryError:
             connection.send({"model_type": task[0], "class": task[1], "status": "memory"})
+        signal.setitimer(signal.ITIMER_PROF, 0)
         gc.collect()
 
 
-def rows(tasks: list[tuple[str, str]], limit: float) -> Iterator[dict[str, Any]]:
-    """One row per task; a process that does not answer in time is ended and another takes the next."""
-    context = mp.get_context("spawn")
+def rows(tasks: list[tuple[str, str]], limit: float, prove: bool | None) -> Iterator[dict[str, Any]]:
+    """One row per task; where a process ends in one, another takes the next.
+
+    Args:
+        limit: seconds of one core, so that other work on the machine does not count.
+    """
+    import torch
+    import transformers
+
+    import isograd.lint.check  # noqa: F401
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    context = mp.get_context("fork")  # what is imported here is there
     process: Any = None
     for task in tasks:
         if process is None:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs,), daemon=True)
+            process = context.Process(target=_work, args=(theirs, ours, limit, prove), daemon=True)
             process.start()
             theirs.close()
         ours.send(task)
-        row = {"model_type": task[0], "part": part_of(task[0]), "class": task[1]}
         try:
-            answered = ours.poll(limit)
-            yield ours.recv() if answered else row | {"status": "time-out", "seconds": limit}
+            yield ours.recv()
         except (EOFError, ConnectionError):
-            answered = False
-            yield row | {"status": "died"}
-        if not answered:
-            process.kill()
             process.join()
+            late = process.exitcode == -signal.SIGPROF
+            row = {"model_type": task[0], "part": part_of(task[0]), "class": task[1]}
+            yield row | ({"status": "time-out", "seconds": limit} if late else {"status": "died"})
             process = None
     if process is not None:
         ours.send(None)
@@ -185,7 +192,8 @@ def main() -> None:
     parser.add_argument("--part", choices=("development", "held-out"))
     parser.add_argument("--only", help="model types, separated by commas")
     parser.add_argument("--status", help="only those whose row has this status, again")
-    parser.add_argument("--limit", type=float, default=100, help="seconds")
+    parser.add_argument("--limit", type=float, default=100, help="seconds of one core")
+    parser.add_argument("--no-prove", action="store_true", help="try no suspicion: an error is then a fact")
     options = parser.parse_args()
     before: list[dict[str, Any]] = []
     if options.out.exists():
@@ -206,7 +214,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(before)
         file.flush()
-        for row in rows(tasks, options.limit):
+        for row in rows(tasks, options.limit, False if options.no_prove else None):
             writer.writerow({name: row.get(name, "") for name in COLUMNS})
             file.flush()
             print(row["model_type"], row["status"], row.get("seconds", ""), row.get("placement", ""), flush=True)
