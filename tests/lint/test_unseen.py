@@ -79,6 +79,25 @@ def test_angles_along_the_heads_are_no_positions(layer: type[PreLayer], codes: l
     assert serious(checked(model)) == codes
 
 
+class Sharpened(PreLayer):
+    """Queries that grow with their position, and are not turned, as layers without rotary positions have for length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.attn_norm(x)
+        places = torch.arange(x.shape[1]).view(-1, 1)
+        q = split(self.attn.query(y)) * (1 + 0.1 * torch.log1p(places / 4))
+        mixed = F.scaled_dot_product_attention(q, split(self.attn.key(y)), split(self.attn.value(y)), is_causal=True)
+        x = x + self.attn.out(join(mixed))
+        return x + self.ffn(self.ffn_norm(x))
+
+
+def test_a_factor_by_position_is_no_rotation() -> None:
+    torch.manual_seed(0)
+    model = started(Rotary([Sharpened() for _ in range(3)], nn.LayerNorm(WIDTH)))
+    del model.positions
+    assert "rotary-wrong" not in serious(checked(model))
+
+
 class FromLayerInput(PreLayer):
     """The feed-forward is added to the layer's input, not to what it has read."""
 

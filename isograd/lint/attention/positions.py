@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from isograd.errors import many
 from isograd.lint.attention.masks import SHORTEST, seen_by
@@ -227,7 +228,7 @@ def _meets_a_table(attention: MeasuredAttention) -> bool:
     made = attention.projection(attention.query)
     for operation in dataflow.between(made, attention.query) if made is not None else ():
         others = [v for v in operation.reads if v not in dataflow.live and dataflow.parameter(v) is None]
-        if bare(operation) == "mul" and any(_has_rows(trace[v]) for v in others):
+        if bare(operation) == "mul" and any(trace[v].shape[-1:] != (1,) and _has_rows(trace[v]) for v in others):
             return True
     return False
 
@@ -248,12 +249,14 @@ def _finding(found: list[MeasuredAttention], what: str, remedy: str) -> Finding:
 
 
 def turns(attention: MeasuredAttention, value: int) -> bool | None:
-    """Whether a query, key or value differs between positions that hold the same vector; None where that is unknown."""
+    """Whether a query, key or value has another direction at positions that hold the same vector; None where that is
+    unknown.
+    """
     same = _of_equal(attention, value)
     if same is None:
         return None
     moved, places = same
-    moved = moved.movedim(places, 0)
+    moved = functional.normalize(moved.movedim(places, 0).float(), dim=-1)  # a factor by position turns nothing
     return bool((moved - moved[:1]).abs().max() > CHANGED * moved.abs().max()) if moved.any() else None
 
 
