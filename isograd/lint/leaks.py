@@ -37,7 +37,9 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     inputs = [
         n for n in first if n == place or (named[n].ndim > 1 and not _is_label(n) and named[n].dtype != torch.bool)
     ]
-    moved = {n: _run(checked, _given(checked, named | {n: _first_changed(checked, named[n])})) for n in inputs}
+    moved = {
+        n: _run(checked, _given(checked, named | {n: _first_changed(checked, named[n], n == place)})) for n in inputs
+    }
     gaps = {
         n: ((y - base)[1:].abs().max() / base.abs().max()).item()
         for n, y in moved.items()
@@ -71,10 +73,10 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-def _first_changed(checked: CheckedModel, x: Tensor) -> Tensor:
-    """Another first sequence, the others as they were."""
+def _first_changed(checked: CheckedModel, x: Tensor, sole: bool) -> Tensor:
+    """Another first sequence, the others as they were; of other ids the second's, which are known to do."""
     other = x.clone()
-    other[0] = _others(checked, x)[0]
+    other[0] = _others(checked, x)[0] if x.is_floating_point() or sole else x[1]
     return other
 
 

@@ -35,7 +35,7 @@ def parameters(checked: CheckedModel) -> Iterator[Finding]:
     vectors = {n for n in lost if trace[values[n]].squeeze().ndim <= 1}
     unread = [n for n in lost if not trace.readers.get(values[n]) and (n in vectors or n.endswith("weight"))]
     left = [n for n in lost if trace.readers.get(values[n]) and not checked.routed]
-    left = [n for n in left if n not in vectors or checked.config is None]
+    left = [n for n in left if n not in vectors or numbered(n) in likes]  # a norm for a head that is elsewhere
     sure = [n for n in unread if n in vectors or numbered(n) in likes or _around(n) in homes]
     all_given = len(_given(checked)) >= len(inspect.signature(checked.model.forward).parameters)
     if not sure and (checked.config is not None or not all_given):  # others may be for other calls

@@ -9,7 +9,6 @@ does not repeat the spike bit for bit, nothing is claimed.
 import math
 import multiprocessing
 import os
-import pickle
 import platform
 import select
 import shutil
@@ -20,6 +19,7 @@ import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from statistics import median
 
@@ -163,7 +163,7 @@ class Spikes:
             out = self.folder / (SPIKE if self._found == 1 else f"spike-{self._found}.json")
             _, process, pipe = self._kept.pop(which[0])
             with open(pipe, "wb") as file:  # noqa: PTH123
-                pickle.dump((self._spike, self.losses, out), file)
+                file.write(ForkingPickler.dumps((self._spike, self.losses, out)))
             self._working.append((process, out))
         self._last, self._spike = self._spike, None
 
@@ -202,7 +202,7 @@ class Spikes:
                 content = file.read()
             if not content:
                 os._exit(0)
-            found, losses, out = pickle.loads(content)
+            found, losses, out = ForkingPickler.loads(content)
             began, known = time.monotonic(), dict(enumerate(losses, 1))
             steps = investigate(found, known, step)
             trial = next(steps)
@@ -268,7 +268,7 @@ def _outcome(pipe: int, process: int) -> Outcome:
         os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     try:
-        outcome: Outcome = pickle.loads(content)
+        outcome: Outcome = ForkingPickler.loads(content)  # of a process of our own
         return outcome
     except Exception:
         return Outcome()
