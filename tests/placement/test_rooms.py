@@ -48,9 +48,9 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (158, 32_200),
+    "core": (162, 32_900),
     "convert": (46, 8_200),
-    "lab": (112, 23_400),
+    "lab": (113, 23_500),
     "papers": (43, 6_700),
 }
 MOST = 15  # files on one level of a room
