@@ -230,16 +230,19 @@ def _trained(text: str) -> tuple[Any, Any]:
 
 def _print(findings: "Findings") -> None:
     from rich.markup import escape
-    from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
     from isograd.lint.findings import cures
 
     console = output()
     console.print(Text(findings.model, style="bold"))
-    for name, said in getattr(findings, "groups", {}).items():  # of preflight
-        if said:
-            console.print(Padding(Text.assemble((f"{name:<10} ", "bold"), said, overflow="fold"), (0, 0, 0, 0)))
+    if said := {name: line for name, line in getattr(findings, "groups", {}).items() if line}:  # of preflight
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", no_wrap=True)
+        for name, line in said.items():
+            grid.add_row(name, Text(line))
+        console.print(grid)
     if findings.placements:
         rows = [[escape(cell) for cell in group] for group in _groups(findings)]
         print_table(["sublayers", "placement", "formula"], rows, left=3)

@@ -102,6 +102,7 @@ class Seen:
         """The dense tensors of a batch by their place in it."""
         found, _ = tree_flatten_with_path(batch)
         named = {"".join(_step(p) for p in path).lstrip("."): leaf for path, leaf in found}
+        named = {f"entry {name}" if name.isdigit() else name: leaf for name, leaf in named.items()}
         return {name: leaf for name, leaf in named.items() if isinstance(leaf, Tensor) and leaf.layout == torch.strided}
 
     def formed(self, batch: Any, *, counted: bool = False, seed: int = SEED) -> LossMode:
