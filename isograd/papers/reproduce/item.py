@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Rows = Sequence[Row]
 Direction = Literal["same direction", "not seen", "opposite", "not run"]
-DECIDED = (
-    "does not hold here",
+DECIDED = (  # of a verdict that is not the paper's
+    "the setup is wrong",  # to be changed, by a dated line, and run again
     "begins later",
+    "does not hold here",
     "cannot be tested at this size",
-)  # of a verdict that is not the paper's
+)
 
 PAPERS = {
     "xiong2020": "Xiong et al. 2020, On Layer Normalization in the Transformer Architecture",

@@ -169,7 +169,7 @@ def begins(rows: Rows, arm: str, theirs: str, x: str, expect: judge.Side, what: 
             unit=unit,
             **{name: row[name] for name in ("n", "low", "high")},
         )
-        for row in own[:: max(1, len(own) // 4)]
+        for row in [*own[: -1 : max(1, len(own) // 4)], *own[-1:]]
     )
     return Judgement(verdict=last, reason=f"{what[:1].upper()}{what[1:]}: {arm} is {seen}.", ours=ours)
 
