@@ -58,5 +58,6 @@ def watch(
         print(f"isograd watch: {script} ended with no optimizer step: nothing was watched", file=sys.stderr)
     else:
         steps, found = watching.watch.row.get("step", 0), watching.watch.warnings
-        print(f"isograd watch: {many(steps, 'update')}, {many(len(found), 'warning')}", file=sys.stderr)
+        also = f", {many(len(explained.said), 'spike')} explained" if explained is not None and explained.said else ""
+        print(f"isograd watch: {many(steps, 'update')}, {many(len(found), 'warning')}{also}", file=sys.stderr)
     return code

@@ -82,8 +82,8 @@ class History:
             return None
         before, at = jumps[0]
         return (
-            f"the learning rate rose from {before:g} to {at.rate:g} at step {at.step}",
-            f"fix its schedule, and resume from an earlier checkpoint, at lr={before:g}",
+            f"the learning rate rose from {before:.3g} to {at.rate:.3g} at step {at.step}",
+            f"fix its schedule, and resume from an earlier checkpoint, at lr={before:.3g}",
         )
 
     def highest_rate(self) -> float | None:

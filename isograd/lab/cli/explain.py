@@ -104,6 +104,8 @@ def _spikes(folder: Path, out: Path) -> Result:
     def show() -> None:
         for spike in spikes:
             print_lines(spike["sentence"], "")
+            if spike.get("remedy"):
+                print_lines(f"-> {spike['remedy']}", "")
             table = tried(spike)
             print_table(table.header, [[escape(str(cell)) for cell in line] for line in table.lines])
         print_path(f"\nissue text: {out / 'issue.md'}")
@@ -262,9 +264,18 @@ def _of_setup(name: str, setup: Any, shown: Callable[[str], None]) -> dict[str, 
         "groups": report.groups,
         "profile": [],
         "reference": "",
-        "next": command("preflight", name) if reported else "",
-        "note": "again after the first change" if reported else "train it, with isograd watch SCRIPT",
+        **_after_setup(name, bool(reported)),
     }
+
+
+def _after_setup(name: str, reported: bool) -> dict[str, str]:
+    """What to run next."""
+    if reported:
+        return {"next": command("preflight", name), "note": "again after the first change"}
+    script = name.rpartition(":")[0]
+    if script.endswith(".py"):
+        return {"next": command("watch", script), "note": "train it, and be warned when it goes wrong"}
+    return {"next": "", "note": "train it, with isograd watch SCRIPT"}
 
 
 def _cause(one: dict[str, Any]) -> dict[str, Any]:

@@ -200,7 +200,9 @@ def _targets(seen: Seen) -> Told:
         top = counted.most_common(1)[0][1] / sum(counted.values())
         ignored = 1 - sum(sizes) / max(1, sum(len(t) for _, t, _ in rows))
         what = f"{len(every):,} of {classes:,} classes occur, the most frequent in {top:.0%}"
-        yield f"{what}; {ignored:.0%} of the positions are not counted"
+        yield what + (
+            f"; {ignored:.0%} of the positions have no target" if ignored else "; every position has a target"
+        )
     yield from _sorted_batches(seen)
 
 

@@ -328,7 +328,7 @@ def _form(seen: Seen) -> Told:
                 1.0,
             )
         if int(counts.sum()) and main.value is not None and main.reduction == "sum":
-            yield f"summed over targets: {int(counts.sum()):,} times a mean"
+            yield f"the sum over {int(counts.sum()):,} targets, not their mean"
 
 
 def _probabilities(call: LossCall) -> bool:
@@ -366,7 +366,8 @@ def _weights(seen: Seen) -> Told:
                 total,
             )
         elif abs(total - 1) < EXACT:
-            yield f"{len(weights)} parts of an update, weighted {min(weights):.2f} to {max(weights):.2f}"
+            each = dict.fromkeys((f"{min(weights):.2f}", f"{max(weights):.2f}"))
+            yield f"{len(weights)} micro-batches make an update, weighted {' to '.join(each)} each"
             low, high = min(scored, default=0), max(scored, default=0)
             if low and high / low >= UNEQUAL and max(weights) - min(weights) < 1e-3:
                 yield finding(

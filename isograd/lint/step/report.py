@@ -37,6 +37,7 @@ FOLLOWS = {  # a code -> those that are its consequences
     "step-each-part": ("schedule-per-batch",),
     "clip-before-unscale": ("eps-large",),
     "eval-mode": ("resume-differs",),
+    "optimizer-lacks-parameters": ("resume-differs",),  # their gradients stay, and clipping reads them
     "data-empty": ("step-fails",),
     "scaler-not-updated": ("step-fails",),
     "loss-shifted": ("target-leaks", "initial-loss"),

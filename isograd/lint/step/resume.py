@@ -72,7 +72,7 @@ def look(seen: Seen) -> Told:
             " states are back",
             "look for state beside model, optimizer and schedule: an average of weights, a counter, random numbers",
             float(len(apart)),
-            apart[0].partition(" ")[2],
+            apart[0].rpartition(" ")[2],
         )
     else:
         yield "the update after save and load is bit-equal to the one without"

@@ -181,7 +181,12 @@ def look(setup: Setup) -> Seen:
             first = setup.batches(max(BATCHES, UPDATES * setup.accumulate))
             seen.epochs = first, []
         else:
-            seen.epochs = setup.batches(BATCHES), setup.batches(BATCHES)
+            first = setup.batches(BATCHES)
+            if setup.train is not None and hasattr(setup.data, "set_epoch"):  # as the trainer does
+                setup.data.set_epoch(1)
+            seen.epochs = first, setup.batches(BATCHES)
+            if setup.train is not None and hasattr(setup.data, "set_epoch"):
+                setup.data.set_epoch(0)
         digests = [digest(setup.model)]
         try:
             _updates(setup, seen, record, began)

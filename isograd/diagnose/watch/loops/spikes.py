@@ -96,6 +96,7 @@ class Spikes:
     running: Running | None = None
     losses: list[float] = field(default_factory=list)
     refused: bool = False
+    said: list[int] = field(default_factory=list)  # the steps of spikes that were explained
     _kept: list[tuple[int, int, int]] = field(default_factory=list)  # step, process, pipe
     _working: list[tuple[int, Path]] = field(default_factory=list)
     _spike: Spike | None = None
@@ -165,6 +166,8 @@ class Spikes:
             with open(pipe, "wb") as file:  # noqa: PTH123
                 file.write(ForkingPickler.dumps((self._spike, self.losses, out)))
             self._working.append((process, out))
+            step = f"{self._spike.onset:,}"
+            print(f"isograd watch: the loss leapt at step {step}; its cause is tried beside the run", file=sys.stderr)
         self._last, self._spike = self._spike, None
 
     def close(self, wait: bool = True) -> None:
@@ -188,7 +191,10 @@ class Spikes:
                 os.kill(process, signal.SIGTERM)
                 raise
             if out.exists():
-                print(f"isograd watch: {read_json(out)['sentence']}", file=sys.stderr)
+                row = read_json(out)
+                todo = f" -> {row['remedy']}" if row.get("remedy") else ""
+                print(f"isograd watch: {row['sentence']}{todo}", file=sys.stderr)
+                self.said.append(row["step"])
                 print(f"the page: {command('explain', self.folder)}", file=sys.stderr)
 
     def _serve(self, pipe: int, step: int, model: nn.Module, optimizer: Optimizer) -> None:
@@ -342,7 +348,7 @@ def investigate(found: Spike, known: dict[int, float], start: int) -> Generator[
             others = [one["name"] for one in rows if one["gone"] and one is not line]
             also = f" It also goes away with: {'; '.join(others)}." if others else ""
             said = f"{at}. Cause: {CAUSES[trial.kind]}. With {trial.name} it goes away in {SEEDS} of {SEEDS} seeds"
-            return row | {"sentence": f"{said}{came}.{also}"}
+            return row | {"sentence": f"{said}{came}.{also}", "remedy": REMEDIES[trial.kind]}
     tried = len({one["kind"] for one in rows}) - 1
     return row | {"sentence": f"{at}. None of {tried} kinds of hypotheses explains it."}
 
@@ -357,6 +363,18 @@ CAUSES = {
     "batch": "one batch",
     "clip": "a gradient that is many times the usual one",
     "rate": "the learning rate is too high there",
+}
+REMEDIES = {
+    "state": "look at what the loop does between these two steps: a checkpoint that is loaded, or weights that are set",
+    "precision": "train in bfloat16 or float32, or keep that part of the model in float32",
+    "attention": "normalize queries and keys (QK-norm), or lower the learning rate",
+    "eps": "give Adam a larger eps",
+    "beta2": "betas=(0.9, 0.95)",
+    "jump": "print the rate of optimizer.param_groups there, and fix its schedule",
+    "batch": "look at the rows of that batch, and leave bad ones out of the data; torch.load reads it from the file"
+    " spike-batch-STEP.pt of the watched folder",
+    "clip": "clip gradients to a few times their usual norm",
+    "rate": "lower the peak learning rate, or lengthen the warm-up",
 }
 
 

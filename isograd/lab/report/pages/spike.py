@@ -40,19 +40,26 @@ def write_spikes(folder: Path, out: Path) -> Path:
 
 def _sections(spike: Row, place: int) -> Iterator[Section]:
     name = "spike" if not place else f"spike-{place + 1}"
-    yield Section(name=name, title=f"Step {spike['step']:,}", sentence=_HOW, figure=partial(_curves, spike))
+    yield Section(
+        name=name, title=f"Step {spike['step']:,}", sentence=_todo(spike) + _HOW, figure=partial(_curves, spike)
+    )
     yield Section(name=f"{name}-tried", title="What was tried", sentence=_TRIED, table=tried(spike))
     around = [row for row in spike["rows"] if abs(row["step"] - spike["step"]) <= 12]
     columns = {"step": "step", "loss": "loss", "learning rate": "rate", "gradient norm": "norm"}
     table = Table.of(around, {head: partial(_cell, key) for head, key in columns.items()})
     yield Section(name=f"{name}-rows", title="Steps around it", table=table, folded=True)
-    yield Section(name=f"{name}-again", title="Again", code=spike["again"])
+    yield Section(name=f"{name}-again", title="Run it again, in this folder", code=spike["again"])
 
 
 _TRIED = (
     "A change explains the spike where it goes away in all seeds and comes back where the cause is put elsewhere."
     " Seed 0 is the run itself; in the others all weights are moved by a thousandth of their size at the snapshot."
 )
+
+
+def _todo(spike: Row) -> str:
+    """What to do, where a cause is known."""
+    return f"What to do: {spike['remedy']}. " if spike.get("remedy") else ""
 
 
 def _cell(key: str, row: Row) -> str:
