@@ -464,3 +464,6 @@ def test_the_pages_in_docs_are_of_this_table(tmp_path: Path) -> None:
     for page in tmp_path.glob("*.md"):
         assert (stored / page.name).read_text(encoding="utf-8") == page.read_text(encoding="utf-8"), page.name
     assert {page.name for page in stored.glob("*.md")} == {page.name for page in tmp_path.glob("*.md")}
+    kept = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    undecided = [name for name, one in kept.items() if one["verdict"] in ("opposite", "not seen")]
+    assert [name for name in undecided if not ITEMS[name].decided] == []
