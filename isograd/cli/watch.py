@@ -54,7 +54,12 @@ def watch(
         explained = Spikes(folder=folder, script=path, arguments=arguments)
     watching = ScriptWatch(folder, every, explained, updates=updates)
     code = run(path, arguments, watching)
-    if watching.watch is None:
+    if watching.forked:
+        return code
+    if watching.stepped and (watching.watch is None or not watching.watch.row):
+        what = "call of a module with the optimizer's parameters" if watching.watch is None else "loss.backward()"
+        print(f"isograd watch: {script}: no {what} was seen: nothing was watched", file=sys.stderr)
+    elif watching.watch is None:
         print(f"isograd watch: {script} ended with no optimizer step: nothing was watched", file=sys.stderr)
     else:
         steps, found = watching.watch.row.get("step", 0), watching.watch.warnings

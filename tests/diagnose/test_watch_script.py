@@ -1,13 +1,16 @@
 """`isograd watch SCRIPT`: the script's results are those without it, and its updates are rows."""
 
 import runpy
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from isograd.diagnose.watch.loops.script import ScriptWatch, run
+from isograd.diagnose.watch.writers import PER_STEP
 from isograd.files import read_rows
 from tests.study.arms import called, refused
 
@@ -172,3 +175,134 @@ def test_a_fault_of_a_script_is_reported(tmp_path: Path) -> None:
 
 def test_a_script_that_is_not_there() -> None:
     assert refused("watch", "no/such.py") == "isograd watch: no/such.py: no such file"
+
+
+UNUSUAL = {
+    "the loss by names": """
+for x, y in batches[:4]:
+    optimizer.zero_grad()
+    F.cross_entropy(input=model(x).flatten(0, 1), target=y.flatten()).backward()
+    optimizer.step()
+""",
+    "a forward of a module": """
+class Outer(nn.Module):
+    def forward(self, module):
+        return model(module)
+outer = Outer()
+outer.inner = model
+for x, y in batches[:4]:
+    optimizer.zero_grad()
+    F.cross_entropy(outer(module=x).flatten(0, 1), y.flatten()).backward()
+    optimizer.step()
+""",
+    "torch.jit": """
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, VOCAB)
+    def forward(self, x, y):
+        return F.cross_entropy(self.table(x).flatten(0, 1), y.flatten())
+model = torch.jit.script(Scripted())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in batches[:4]:
+    optimizer.zero_grad()
+    model(x, y).backward()
+    optimizer.step()
+""",
+    "many parts": """
+for update in range(4):
+    for part in range(16):
+        x, y = batches[(update + part) % 8]
+        (F.cross_entropy(model(x).flatten(0, 1), y.flatten()) / 16).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_unusual_script_has_its_four_updates(name: str, tmp_path: Path) -> None:
+    text = MODEL + "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n" + UNUSUAL[name]
+    code, _, err = called("watch", "--out", str(tmp_path / "rows"), written(tmp_path, text))
+    assert code == 0 and "4 updates, 0 warnings" in err, err
+    assert [row["step"] for row in read_rows(tmp_path / "rows" / PER_STEP)] == [1, 2, 3, 4]
+
+
+def test_the_end_of_the_process_and_a_traceback_are_the_script_s(tmp_path: Path) -> None:
+    """A class of the script's is pickled after its last line, and causes of an exception are shown."""
+    text = """
+import atexit, pickle
+class Mine: pass
+atexit.register(lambda: print("kept", len(pickle.dumps(Mine()))))
+try:
+    1 / 0
+except ZeroDivisionError as error:
+    raise KeyError("mine") from error
+"""
+    script = written(tmp_path, text)
+    done = subprocess.run([sys.executable, "-m", "isograd", "watch", script], capture_output=True, text=True)
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.stdout == plain.stdout and "kept" in done.stdout
+    assert plain.stderr in done.stderr and done.returncode == 1
+
+
+def test_a_process_that_the_script_forks_leaves_the_rows_alone(tmp_path: Path) -> None:
+    text = (
+        MODEL
+        + """
+import os
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for at, (x, y) in enumerate(batches[:4]):
+    child = os.fork() if at == 2 else None
+    optimizer.zero_grad()
+    F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+    optimizer.step()
+    if child == 0:
+        sys.exit()
+    elif child:
+        os.waitpid(child, 0)
+"""
+    )
+    rows = tmp_path / "rows"
+    words = [sys.executable, "-m", "isograd", "watch", "--out", str(rows), written(tmp_path, text)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.count("isograd watch:") == 1, done.stderr
+    assert [row["step"] for row in read_rows(rows / PER_STEP)] == [1, 2, 3, 4]
+
+
+def test_what_is_not_seen_is_said(tmp_path: Path) -> None:
+    text = (
+        MODEL
+        + """
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in batches[:2]:
+    torch.autograd.backward([F.cross_entropy(model(x).flatten(0, 1), y.flatten())])
+    optimizer.step()
+"""
+    )
+    _, _, err = called("watch", "--out", str(tmp_path / "rows"), written(tmp_path, text))
+    assert err.endswith("no loss.backward() was seen: nothing was watched\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="snapshots are forks")
+def test_a_snapshot_waits_for_no_process_of_the_script(tmp_path: Path) -> None:
+    text = (
+        MODEL
+        + """
+import os, time
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for at in range(101):
+    x, y = batches[at % 8]
+    optimizer.zero_grad()
+    F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+    optimizer.step()
+    if at == 50 and (child := os.fork()) == 0:
+        time.sleep(100)
+        os._exit(0)
+os.kill(child, 9)
+os.waitpid(child, 0)
+"""
+    )
+    began = time.monotonic()
+    code, _, _ = called("watch", "--spikes", "--out", str(tmp_path / "rows"), written(tmp_path, text))
+    assert code == 0 and time.monotonic() - began < 80

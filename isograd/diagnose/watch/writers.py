@@ -3,6 +3,7 @@ kept of the first step whose loss or gradients are not finite.
 """
 
 import math
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,7 @@ class JsonLines:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.together = together
+        self._process = os.getpid()
         self._rows: list[Row] = []
         self._layers: list[Row] = []
 
@@ -70,7 +72,8 @@ class JsonLines:
 
     def flush(self) -> None:
         for name, rows in ((PER_STEP, self._rows), (PER_LAYER, self._layers)):
-            append_rows(self.folder / name, rows)
+            if os.getpid() == self._process:  # a process that the program has forked has them, too
+                append_rows(self.folder / name, rows)
             rows.clear()
 
 

@@ -41,6 +41,7 @@ class Kept:
         self._known: dict[int, Any] = {}
         self._random = (random.getstate(), np.random.get_state(), torch.get_rng_state())
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+        self._torch = torch.get_default_dtype(), torch.get_deterministic_debug_mode(), torch.is_grad_enabled()
         waiting: collections.deque[Any] = collections.deque(roots)
         while waiting and len(self._known) < MOST:
             one = waiting.popleft()
@@ -123,6 +124,8 @@ class Kept:
             if name in one.__globals__ and not isinstance(value, _LEFT):
                 self._undo.append((one.__globals__.__setitem__, name, value))
                 found.append(value)
+            elif name not in one.__globals__:
+                self._undo.append((one.__globals__.pop, name, None))
         return iter(found)
 
     def _object(self, one: Any) -> Iterator[Any]:
@@ -144,9 +147,15 @@ class Kept:
                     found.append(value)
         return iter(found)
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Put everything back; can be called again."""
+        torch.set_default_dtype(self._torch[0])
+        torch.set_deterministic_debug_mode(self._torch[1])
+        self._contents()
+        torch.set_grad_enabled(self._torch[2])
+
+    @torch.no_grad()
+    def _contents(self) -> None:
         for one, data, values, grad, of_grad, wanted in self._tensors:
             with suppress(Exception):
                 one.requires_grad_(wanted)

@@ -128,7 +128,7 @@ def _settings(seen: Seen) -> Told:
             "use AdamW, whose weight_decay is apart from the gradient",
             decay,
         )
-    strong = [g for _, g in _groups(seen) if float(g.get("weight_decay") or 0) >= 0.5 and float(g["lr"]) > 1e-5]
+    strong = [g for _, g in _groups(seen) if float(g.get("weight_decay") or 0) >= 0.5 and float(g.get("lr", 0)) > 1e-5]
     if strong:
         yield finding(
             "weight-decay-high",

@@ -466,7 +466,7 @@ class Recorder(LossMode):
                 missing=[self._name(p) for p in wanted if p.grad is None],
                 apart=len(apart) / max(1, len(first)),
                 zero=[self._name(p) for p in wanted if p.grad is not None and not bool(p.grad.any())],
-                rates=[float(g["lr"]) for g in optimizer.param_groups],
+                rates=[float(g.get("lr", math.nan)) for g in optimizer.param_groups],
             )
         )
         for p in held:

@@ -282,7 +282,7 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
     batch = few_sequences(model, as_inputs(batch), 2 if large else SEQUENCES)
     with suppress(InputsError):  # short inputs serve a large model, where they can be guessed
         batch = guess_inputs(model) if large else batch
-    peaks = [seen.peak(g) for o in seen.setup.optimizers for g in o.param_groups]
+    peaks = [p for o in seen.setup.optimizers for g in o.param_groups for p in [seen.peak(g)] if p == p]
     warmup = next((c.warmup for _, c in seen.courses if c.peak > c.rates[0]), 0)
     try:
         return check(

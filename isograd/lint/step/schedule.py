@@ -1,9 +1,10 @@
 """The schedule of the rate, simulated to the end of the run."""
 
 import itertools
+import math
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from isograd.lint.step.rates import Course, course
 from isograd.lint.step.seen import Seen
@@ -15,7 +16,7 @@ GONE = 0.01  # of the peak
 
 def look(seen: Seen) -> Told:
     """All of the schedule."""
-    rates = [max(s.rates) for s in seen.steps]
+    rates = [max(s.rates) for s in seen.steps if not any(map(math.isnan, s.rates))]
     ours = [s for s in seen.schedulers if isinstance(s, LRScheduler)]
     if not ours:
         if rates and max(rates) == 0:
@@ -46,6 +47,9 @@ def per_update(seen: Seen, scheduler: Any) -> float:
 def _one(seen: Seen, scheduler: Any) -> Told:
     setup, times = seen.setup, per_update(seen, scheduler)
     steps, name = setup.steps, type(scheduler).__name__
+    if isinstance(scheduler, ReduceLROnPlateau):
+        yield f"{name}: its rates depend on what it is told"
+        return
     if times == 0:
         yield from _not_stepped(seen, scheduler)
         return

@@ -4,6 +4,7 @@ Everything is done once, and put back; the groups of rules read it.
 """
 
 import hashlib
+import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler
+from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 
+from isograd.errors import InputsError
 from isograd.lint.step.kept import Kept
 from isograd.lint.step.rates import Course, course
 from isograd.lint.step.recorder import CLASSES, Forward, LossCall, LossMode, Recorder, Step
@@ -86,16 +89,16 @@ class Seen:
     @cached_property
     def courses(self) -> list[tuple[Any, Course]]:
         """Each schedule, and what it gives over the run."""
-        known = [s for s in self.schedulers if isinstance(s, LRScheduler)]
+        known = [s for s in self.schedulers if isinstance(s, LRScheduler) and not isinstance(s, ReduceLROnPlateau)]
         return [(s, course(s, self.setup.steps or UPDATES)) for s in known]
 
     def peak(self, group: dict[str, Any]) -> float:
         """The highest rate of a group in the run, as far as it is known."""
-        found = [float(group["lr"])]
+        found = [float(group.get("lr", math.nan))]  # an optimizer of one's own may have none
         for scheduler, made in self.courses:
-            found += [p for g, p in zip(scheduler.optimizer.param_groups, made.peaks, strict=True) if g is group]
+            found += [p for g, p in zip(scheduler.optimizer.param_groups, made.peaks, strict=False) if g is group]
         for step in self.steps:
-            found += [r for g, r in zip(step.optimizer.param_groups, step.rates, strict=True) if g is group]
+            found += [r for g, r in zip(step.optimizer.param_groups, step.rates, strict=False) if g is group]
         return max(found)
 
     def leaves(self, batch: Any) -> dict[str, Tensor]:
@@ -157,7 +160,13 @@ def _step(part: Any) -> str:
 
 
 def look(setup: Setup) -> Seen:
-    """Take batches, and make some real updates; what they change is put back when `Seen.kept` is restored."""
+    """Take batches, and make some real updates; what they change is put back when `Seen.kept` is restored.
+
+    Raises:
+        InputsError: the data raises, or the model has parameters without a shape.
+    """
+    if any(map(is_lazy, (*setup.model.parameters(), *setup.model.buffers()))):
+        raise InputsError("the model has lazy modules: call it once on a batch, before the optimizer is made")
     roots = (
         setup,
         setup.model,
@@ -176,26 +185,41 @@ def look(setup: Setup) -> Seen:
     seen = Seen(setup=setup, kept=kept, record=record, missed=missed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if iter(setup.data) is setup.data:
-            seen.missed.append("the position in the data: it is an iterator, and cannot go back; pass what makes it")
-            first = setup.batches(max(BATCHES, UPDATES * setup.accumulate))
-            seen.epochs = first, []
-        else:
-            first = setup.batches(BATCHES)
-            if setup.train is not None and hasattr(setup.data, "set_epoch"):  # as the trainer does
-                setup.data.set_epoch(1)
-            seen.epochs = first, setup.batches(BATCHES)
-            if setup.train is not None and hasattr(setup.data, "set_epoch"):
-                setup.data.set_epoch(0)
-        digests = [digest(setup.model)]
         try:
-            _updates(setup, seen, record, began)
-        except Exception as error:  # a program that does not run is reported as that
-            seen.failed = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+            try:
+                _take(setup, seen)
+            except Exception as error:
+                raise InputsError(f"data raised {_said(error)}") from error
+            digests = [digest(setup.model)]
+            try:
+                _updates(setup, seen, record, began)
+            except (Exception, SystemExit) as error:  # a program that does not run is reported as that
+                seen.failed = _said(error)
+        except BaseException:
+            kept.restore()
+            raise
     seen.digests = [*digests, digest(setup.model)] if digests[0] else []
     kept.restore()
     seen.seconds = time.perf_counter() - began
     return seen
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def _take(setup: Setup, seen: Seen) -> None:
+    """The first batches of two epochs."""
+    if iter(setup.data) is setup.data:
+        seen.missed.append("the position in the data: it is an iterator, and cannot go back; pass what makes it")
+        seen.epochs = setup.batches(max(BATCHES, UPDATES * setup.accumulate)), []
+    else:
+        first = setup.batches(BATCHES)
+        if setup.train is not None and hasattr(setup.data, "set_epoch"):  # as the trainer does
+            setup.data.set_epoch(1)
+        seen.epochs = first, setup.batches(BATCHES)
+        if setup.train is not None and hasattr(setup.data, "set_epoch"):
+            setup.data.set_epoch(0)
 
 
 def _updates(setup: Setup, seen: Seen, record: Recorder, began: float) -> None:

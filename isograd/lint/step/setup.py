@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import SUPPORTED_NODES, MappingKey, register_pytree_node, tree_map
 
 from isograd.errors import InputsError, hint
@@ -90,7 +90,7 @@ class Setup:
     def loss_of(self, batch: Any) -> Tensor:
         """Of one micro-batch, as the run forms it."""
         with self.cast():
-            return self.loss(self.model, batch)
+            return loss_in(self.loss(self.model, batch), "loss")
 
     def update(self, batches: list[Any]) -> None:
         """One update, by the loop's own function where there is one."""
@@ -111,7 +111,8 @@ class Setup:
         if self.scaler is not None:
             self.scaler.update()
         for scheduler in self.schedulers:
-            scheduler.step()
+            if not isinstance(scheduler, ReduceLROnPlateau):  # it waits for a score
+                scheduler.step()
 
 
 def _opened(batch: Any) -> Any:
@@ -225,6 +226,8 @@ def loss_function(loss: Any, model: nn.Module) -> Callable[[nn.Module, Any], Ten
         names = list(inspect.signature(loss).parameters)
     except (TypeError, ValueError):
         names = []
+    if names[:2] == ["input", "target"]:  # of torch.nn.functional
+        return lambda net, batch: loss(net(batch[0]), batch[1])
     hints: dict[str, Any] = {}
     if names and names[0] not in _MODEL:
         try:
@@ -259,13 +262,23 @@ def called(model: nn.Module, batch: Any) -> Any:
 
 def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     args, kwargs = arguments(batch)
-    found = model(*args, **kwargs)
+    return loss_in(model(*args, **kwargs), type(model).__name__)
+
+
+def loss_in(found: Any, name: str) -> Tensor:
+    """The loss, or the one in what is returned."""
+    if isinstance(found, Tensor) and name == "loss":
+        return found
     loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
     if loss is None:
         parts: Sequence[Any] = found if isinstance(found, tuple | list) else [found]
         loss = next((x for x in parts if isinstance(x, Tensor) and x.ndim == 0 and x.is_floating_point()), None)
     if loss is None:
-        raise InputsError(f"{type(model).__name__} returns no loss; give loss=")
+        raise InputsError(
+            f"loss returns {type(found).__name__}; expected a tensor, or one under 'loss'"
+            if name == "loss"
+            else f"{name} returns no loss; give loss="
+        )
     return loss
 
 

@@ -5,13 +5,17 @@ called before it, the loss where `backward` is called on it, and the targets whe
 Gradients are read before `clip_grad_norm_` where the script clips, else before the optimizer's step.
 """
 
+import atexit
+import builtins
 import os
-import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,12 +65,15 @@ class ScriptWatch:
         self._scaler: Any = None
         self._measured = False
         self._backwards = self._updates = 0
+        self._begun: list[Tensor] = []  # of the weights, at the first backward pass
         self._schedules: dict[int, tuple[LRScheduler, int]] = {}
         self._inner = False
         self._off = 0  # updates in a row with another rate than the schedule's
         self._unclipped: dict[nn.Parameter, Tensor] = {}  # of the first update, clipped before its optimizer is known
         self._earlier: Any = None  # the batch of the update before
         self._loads = self._failed = False
+        self._process = os.getpid()
+        self.stepped = False  # whether any optimizer did
 
     def __enter__(self) -> "ScriptWatch":
         self._replace(nn.Module, "__call__", self._calls)
@@ -86,8 +93,16 @@ class ScriptWatch:
             self._until.callback(register_optimizer_step_post_hook(self._stepped).remove)
         return self
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a process that the script has forked: it trains unwatched, and leaves the rows alone."""
+        trial = self._spikes is not None and self._spikes.running is not None
+        return os.getpid() != self._process and not trial
+
     def __exit__(self, kind: Any, *_: Any) -> None:
         self._until.close()
+        if self.forked:
+            return
         if self._spikes is not None:
             self._spikes.close(wait=kind is not KeyboardInterrupt)
         if self.watch is not None:
@@ -101,7 +116,7 @@ class ScriptWatch:
     def _calls(self, old: Any) -> Any:
         """The outermost modules that are called before the first step, with what they are called with."""
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if self._model is not None or self._depth or not torch.is_grad_enabled() or torch.compiler.is_compiling():
                 return old(module, *args, **kwargs)
             if len(self._called) < MODULES:
@@ -120,25 +135,28 @@ class ScriptWatch:
                 self._losses.append(loss.detach())
             old(loss, *args, **kwargs)
             self._backwards += 1
-            if self._optimizer is None and self._backwards >= WAITS:
+            if self._optimizer is None and (self._backwards >= WAITS or self._backwards == 1):
                 self._guarded(self._by_hand)
 
         return backward
 
     def _scored(self, old: Any) -> Any:
-        def score(given: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+        @wraps(old)
+        def score(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  (torch's names)
             if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._scoring:
-                return old(given, target, *args, **kwargs)
+                return old(input, target, *args, **kwargs)
             if old.__name__ == "cross_entropy" and not target.is_floating_point():
                 self._target = target
             if self._spikes is not None and self._spikes.running is not None:
                 target = self._spikes.running.target(target)
             self._scoring = True
             try:
-                return old(given, target, *args, **kwargs)
+                return old(input, target, *args, **kwargs)
             finally:
                 self._scoring = False
 
+        setattr(score, "__script_if_tracing_wrapper", True)  # torch.jit and dynamo then read the original
+        setattr(score, "__original_fn", old)
         return score
 
     def _loaded(self, old: Any) -> Any:
@@ -206,7 +224,7 @@ class ScriptWatch:
 
     def _guarded(self, look: Callable[..., None], *given: Any) -> None:
         """What goes wrong here ends the watching, and never the run."""
-        if self._failed:
+        if self._failed or self.forked:
             return
         try:
             look(*given)
@@ -219,7 +237,7 @@ class ScriptWatch:
         """Keep what the model is called with. A hook on the model itself would be saved with it."""
         own, old = "__call__" in vars(kind), kind.__call__
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if module is self._model and torch.is_grad_enabled() and module.training:
                 if self._spikes is not None and self._spikes.running is not None:
                     args, kwargs = self._spikes.running.forward(args, kwargs) or (args, kwargs)
@@ -251,6 +269,7 @@ class ScriptWatch:
 
     def _stepping(self, optimizer: Optimizer) -> None:
         """Of several optimizers the first one that came is the one that an update begins with."""
+        self.stepped = True
         if self._model is None:
             self._find(optimizer)
         if optimizer is self._optimizer:
@@ -265,7 +284,7 @@ class ScriptWatch:
         self._unclipped.clear()
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if optimizer is self._optimizer and self._spikes is not None and self._model is not None:
+        if optimizer is self._optimizer and self._spikes is not None and self._model is not None and not self.forked:
             self._spikes.updated(self._model, optimizer)
 
     @contextmanager
@@ -279,8 +298,13 @@ class ScriptWatch:
             p.grad = now
 
     def _by_hand(self) -> None:
-        """After a backward pass of a loop that updates weights without an optimizer."""
+        """After a backward pass of a loop that has no optimizer, and moves weights: one that accumulates moves none."""
         if self._model is None:
+            now = [p.detach().flatten()[:8].clone() for m, _ in self._called.values() for p in _graded(m)]
+            self._begun = self._begun or now
+            if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(self._begun, now, strict=False)):
+                return
+            del self._losses[:-1]
             self._find(None)
         self._measure()
         self._losses.clear()
@@ -293,7 +317,7 @@ class ScriptWatch:
         groups = [] if optimizer is None else optimizer.param_groups
         held = {id(p) for group in groups for p in group["params"]}
         if optimizer is None:
-            held = {id(p) for module, _ in self._called.values() for p in module.parameters() if p.grad is not None}
+            held = {id(p) for module, _ in self._called.values() for p in _graded(module)}
         best: tuple[int, nn.Module, Any] | None = None
         for module, inputs in self._called.values():
             own = [p for p in module.parameters() if id(p) in held]
@@ -346,6 +370,10 @@ class ScriptWatch:
         return args or kwargs
 
 
+def _graded(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.grad is not None]
+
+
 def _kinds(kind: type) -> list[type]:
     every: list[type] = type.__subclasses__(kind)
     return [kind, *(below for one in every for below in _kinds(one))]
@@ -353,22 +381,39 @@ def _kinds(kind: type) -> list[type]:
 
 def run(script: Path, arguments: Sequence[str], watching: ScriptWatch) -> int:
     """Run a script as `python script arguments` does, watched; its exit code, 1 where it raised, with its traceback."""
-    words, path = sys.argv, list(sys.path)
+    words, path, ours = sys.argv, list(sys.path), sys.modules["__main__"]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __file__=str(script), __cached__=None, __annotations__={})
+    sys.modules["__main__"] = main
     try:
         with watching:
-            runpy.run_path(str(script), run_name="__main__")
+            exec(compile(script.read_bytes(), str(script), "exec", dont_inherit=True), vars(main))
     except SystemExit as ended:
         if not isinstance(ended.code, int | None):
             print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except Exception as error:
-        ours = {__file__, runpy.__file__, "<frozen runpy>"}
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
-        lines = traceback.format_list(frames) + traceback.format_exception_only(error)
-        print("Traceback (most recent call last):\n" + "".join(lines), end="", file=sys.stderr)
-        return 1
+    except (Exception, KeyboardInterrupt) as error:
+        print(
+            "".join(_without_us(traceback.TracebackException.from_exception(error)).format()), end="", file=sys.stderr
+        )
+        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     finally:
-        sys.argv, sys.path[:] = words, path
+        atexit.register(_as_it_ran, main, sys.argv)
+        sys.argv, sys.path[:], sys.modules["__main__"] = words, path, ours
     return 0
+
+
+def _as_it_ran(main: ModuleType, words: list[str]) -> None:
+    """Before what a script does at the end of the process, as saving a model of a class of its own."""
+    sys.modules["__main__"], sys.argv = main, words
+
+
+def _without_us(error: traceback.TracebackException) -> traceback.TracebackException:
+    """A traceback as it would be without the watching, its causes too."""
+    error.stack[:] = [frame for frame in error.stack if frame.filename != __file__]
+    for other in (error.__cause__, error.__context__):
+        if other is not None:
+            _without_us(other)
+    return error

@@ -151,7 +151,8 @@ class Spikes:
     def _drop(self, which: int) -> None:
         _, process, pipe = self._kept.pop(which)
         os.close(pipe)
-        with suppress(ChildProcessError):
+        with suppress(ChildProcessError, ProcessLookupError):
+            os.kill(process, signal.SIGKILL)  # a process of the script may hold the pipe open: it would wait on
             os.waitpid(process, 0)
 
     def _ask(self) -> None:
@@ -164,7 +165,8 @@ class Spikes:
             out = self.folder / (SPIKE if self._found == 1 else f"spike-{self._found}.json")
             _, process, pipe = self._kept.pop(which[0])
             with open(pipe, "wb") as file:  # noqa: PTH123
-                file.write(ForkingPickler.dumps((self._spike, self.losses, out)))
+                content = bytes(ForkingPickler.dumps((self._spike, self.losses, out)))
+                file.write(len(content).to_bytes(8, "big") + content)
             self._working.append((process, out))
             step = f"{self._spike.onset:,}"
             print(f"isograd watch: the loss leapt at step {step}; its cause is tried beside the run", file=sys.stderr)
@@ -204,11 +206,14 @@ class Spikes:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             for _, _, other in self._kept:
                 os.close(other)
-            with open(pipe, "rb") as file:
-                content = file.read()
-            if not content:
+            try:
+                with open(pipe, "rb") as file:
+                    length = int.from_bytes(file.read(8), "big")
+                    if not length:
+                        os._exit(0)
+                    found, losses, out = ForkingPickler.loads(file.read(length))
+            except EOFError:  # it is not needed
                 os._exit(0)
-            found, losses, out = ForkingPickler.loads(content)
             began, known = time.monotonic(), dict(enumerate(losses, 1))
             steps = investigate(found, known, step)
             trial = next(steps)
