@@ -242,8 +242,8 @@ def later() -> str:
     line("not built", lambda p: sum(r["status"] == "not built" for r in p))
     line("types with an error", having(True, "error"))
     line("types with a warning", having(True, "warning"))
-    line("types with an error that every new model of the class has, told as a warning", having(False, "warning"))
-    line("types with a warning that every new model of the class has, told as an info", _lowered)
+    line("types with an error that every new model of the class has, reported as a warning", having(False, "warning"))
+    line("types with a warning that every new model of the class has, reported as an info", _lowered)
     line("seconds of one core, median, 99th percentile", _percentiles)
     table = ["| model type | alarm | |", "|---|---|---|"]
     for row, severity, code, _, message in alarms:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from isograd.lint.step.recorder import CLASSES, NUMBERS
-from isograd.lint.step.seen import Seen, mark, tensors_in
-from isograd.lint.step.told import Told, finding
+from isograd.lint.step.seen import Results, Seen, finding, mark, tensors_in
 
 FAR = 20.0  # of a mean or a standard deviation
 COPIED = 0.9999
@@ -19,7 +18,7 @@ FAR_ROWS = 64  # of the data, in equal steps
 SEQUENTIAL = ("SequentialSampler",)
 
 
-def look(seen: Seen) -> Told:
+def look(seen: Seen) -> Results:
     """All of the data."""
     batches, again = seen.epochs
     if not batches:
@@ -34,7 +33,7 @@ def look(seen: Seen) -> Told:
     yield from _drawn(seen)
 
 
-def _finite(seen: Seen) -> Told:
+def _finite(seen: Seen) -> Results:
     for at, batch in enumerate(seen.batches):
         for name, leaf in seen.leaves(batch).items():
             if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
@@ -51,7 +50,7 @@ def _finite(seen: Seen) -> Told:
                 return
 
 
-def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Told:
+def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Results:
     count = len(marks)
     if count > 2 and len(set(marks)) == 1:
         yield finding(
@@ -99,7 +98,7 @@ def _equal_rows(batch: Any) -> list[float]:
     return [float((leaf[1:] == leaf[:1]).flatten(1).all(1).float().mean()) for leaf in some]
 
 
-def _pairs(seen: Seen) -> Told:
+def _pairs(seen: Seen) -> Results:
     """Two inputs of ids that are equal in some rows, as a chosen and a rejected text that were cut to their prompt."""
     equal: dict[tuple[str, str], list[Tensor]] = {}
     for batch in seen.batches[:8]:
@@ -125,7 +124,7 @@ def _pairs(seen: Seen) -> Told:
             return
 
 
-def _drawn(seen: Seen) -> Told:
+def _drawn(seen: Seen) -> Results:
     """Targets that are drawn anew each time, as the noise of a diffusion model: is it in what the model reads?"""
     call = seen.main
     if call is None or call.name not in NUMBERS or not seen.batches:
@@ -156,7 +155,7 @@ def _drawn(seen: Seen) -> Told:
         )
 
 
-def _targets(seen: Seen) -> Told:
+def _targets(seen: Seen) -> Results:
     """Of classes: present, several, not sorted by class; of all that a loss has got."""
     calls = [c for c in seen.record.losses if c.name in CLASSES and not c.target.is_floating_point()]
     empty = [c for c in calls if c.training and not int(c.rows[2].sum())]
@@ -212,7 +211,7 @@ def _from_data(seen: Seen, value: int) -> bool:
     return any(bool(((x == value) | (x == -100)).all()) for x in leaves)
 
 
-def _sorted_batches(seen: Seen) -> Told:
+def _sorted_batches(seen: Seen) -> Results:
     """Labels in the order of their classes: neighbours alike, or none of the classes that stand further back."""
     labels = [label for batch in seen.batches for label in [_label(batch)] if label is not None]
     if len(labels) < 4 or len(whole := torch.cat(labels).long()) < 32:
@@ -262,7 +261,7 @@ def _label(batch: Any) -> Tensor | None:
     return whole[-1] if whole else None
 
 
-def _numbers(seen: Seen) -> Told:
+def _numbers(seen: Seen) -> Results:
     """Inputs and targets that are numbers: of a size that a network takes, and no target among the inputs."""
     call = seen.main
     if call is not None and call.name in NUMBERS:
@@ -326,7 +325,7 @@ def _floats(seen: Seen) -> dict[str, Tensor]:
     }
 
 
-def _copied(seen: Seen) -> Told:
+def _copied(seen: Seen) -> Results:
     """A target that stands among the inputs of its own row."""
     inputs = next((f.inputs for f in seen.forwards if f.inputs is not None), None)
     call = next((c for c in seen.record.losses if c.update == 0), None)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from isograd.lint.step.recorder import CLASSES, NUMBERS, LossCall
-from isograd.lint.step.seen import Seen
-from isograd.lint.step.told import Told, finding
+from isograd.lint.step.seen import Results, Seen, finding
 
 SHIFTED = {
     0: "the token that the prediction has read last",
@@ -25,7 +24,7 @@ ROWS = 32  # of a batch that are compared with each other
 COPIED = 0.95  # the share of labels that are the inputs, moved
 
 
-def look(seen: Seen) -> Told:
+def look(seen: Seen) -> Results:
     """All of the loss."""
     yield from _said(seen)
     yield from _predicts(seen)
@@ -35,7 +34,7 @@ def look(seen: Seen) -> Told:
     yield from _weights(seen)
 
 
-def _said(seen: Seen) -> Told:
+def _said(seen: Seen) -> Results:
     call = seen.main
     values = [value for _, _, value in seen.record.backwards]
     if broken := [value for value in values if not math.isfinite(value)]:
@@ -63,7 +62,7 @@ def _said(seen: Seen) -> Told:
         yield f"{value}{call.name.replace('_', ' ')} of {call.given.numel():,} predictions"
 
 
-def _predicts(seen: Seen) -> Told:
+def _predicts(seen: Seen) -> Results:
     """Which token a causal model is to predict, and whether a target is visible."""
     read = seen.reading
     if read is None:
@@ -145,7 +144,7 @@ def _places(offset: int) -> str:
     return "of the next position" if offset == 1 else f"{offset} places later"
 
 
-def _padding(seen: Seen) -> Told:
+def _padding(seen: Seen) -> Results:
     """Targets where there is padding."""
     worst, share = None, 0.0
     for batch in seen.batches[:4]:
@@ -225,7 +224,7 @@ def filler_of(leaves: list[Tensor]) -> int | None:
     return None
 
 
-def _ends(seen: Seen) -> Told:
+def _ends(seen: Seen) -> Results:
     """Whether the end of a text, as the model's settings name it, is ever predicted."""
     config = getattr(seen.setup.model, "config", None)
     end = getattr(config, "eos_token_id", None)
@@ -260,7 +259,7 @@ def _ends_apart(ids: Tensor, filler: int) -> bool:
     return len(ends) == 1 and len(ids) > 3
 
 
-def _form(seen: Seen) -> Told:
+def _form(seen: Seen) -> Results:
     """What the loss function got."""
     if n := seen.record.spread:
         yield finding(
@@ -343,7 +342,7 @@ def _floor(call: LossCall) -> float:
     return math.log(math.e + classes - 1) - 1
 
 
-def _weights(seen: Seen) -> Told:
+def _weights(seen: Seen) -> Results:
     """How micro-batches are weighted within an update."""
     if seen.setup.accumulate < 2 and not any(step.backwards > 1 for step in seen.steps):
         return

@@ -2,13 +2,13 @@
 
 import itertools
 import re
+from collections import Counter
 from typing import Any
 
 from torch import nn
 
 from isograd.errors import many
-from isograd.lint.step.seen import Seen
-from isograd.lint.step.told import Told, finding
+from isograd.lint.step.seen import Results, Seen, finding
 
 COUPLED = 0.02  # weight decay of Adam, from which on AdamW's is meant
 LAYERS = 4  # different rates from which on they go by depth
@@ -17,7 +17,7 @@ ORTHOGONAL = re.compile(r"muon|orthogonal|newton", re.I)
 FUSED = re.compile(r"qkv|c_attn|in_proj|query_key_value|kv_proj|wqkv", re.I)
 
 
-def look(seen: Seen) -> Told:
+def look(seen: Seen) -> Results:
     """All of the optimizer."""
     yield from _holds(seen)
     yield from _settings(seen)
@@ -34,14 +34,14 @@ def _names(seen: Seen) -> dict[int, str]:
     return {id(p): n for n, p in seen.setup.model.named_parameters()}
 
 
-def _holds(seen: Seen) -> Told:
+def _holds(seen: Seen) -> Results:
     """What the model has and no optimizer holds, and the other way round."""
     names = _names(seen)
-    held = [id(p) for _, g in _groups(seen) for p in g["params"]]
+    held = Counter(id(p) for _, g in _groups(seen) for p in g["params"])
     others = {id(p) for p in _reached(seen)} - set(names)
     foreign = [i for i in held if i not in names and i not in others]
     wanted = {i: n for p, (i, n) in zip(seen.setup.model.parameters(), names.items(), strict=True) if p.requires_grad}
-    lost = [n for i, n in wanted.items() if i not in set(held)]
+    lost = [n for i, n in wanted.items() if i not in held]
     if foreign and lost:
         yield finding(
             "optimizer-of-another-model",
@@ -60,7 +60,7 @@ def _holds(seen: Seen) -> Told:
             float(len(lost)),
             lost[0],
         )
-    doubled = sorted({names.get(i, "") for i in held if held.count(i) > 1}) if len(held) < 20_000 else []
+    doubled = sorted(names.get(i, "") for i, times in held.items() if times > 1)
     if doubled:
         yield finding(
             "parameter-held-twice",
@@ -85,7 +85,7 @@ def _reached(seen: Seen) -> list[Any]:
     return found
 
 
-def _settings(seen: Seen) -> Told:
+def _settings(seen: Seen) -> Results:
     model = {id(p): (n, p) for n, p in seen.setup.model.named_parameters()}
     for _optimizer, group in _groups(seen):
         betas = group.get("betas")
@@ -158,7 +158,7 @@ def _settings(seen: Seen) -> Told:
         )
 
 
-def _eps(seen: Seen) -> Told:
+def _eps(seen: Seen) -> Results:
     """Adam's eps against the gradients that it is added to."""
     above = total = 0
     for _optimizer, group in _groups(seen):
@@ -181,7 +181,7 @@ def _eps(seen: Seen) -> Told:
         )
 
 
-def _by_depth(seen: Seen) -> Told:
+def _by_depth(seen: Seen) -> Results:
     """Rates that fall from layer to layer towards the output: layer-wise decay the wrong way round."""
     rates = {id(p): seen.peak(g) for _, g in _groups(seen) for p in g["params"]}
     own = [rates[id(p)] for p in seen.setup.model.parameters() if id(p) in rates and p.ndim > 1]
@@ -198,7 +198,7 @@ def _by_depth(seen: Seen) -> Told:
         )
 
 
-def _orthogonal(seen: Seen) -> Told:
+def _orthogonal(seen: Seen) -> Results:
     """What an optimizer that makes matrices orthogonal must not have."""
     names = _names(seen)
     tables = {id(m.weight): n for n, m in seen.setup.model.named_modules() if isinstance(m, nn.Embedding)}
@@ -253,7 +253,7 @@ def _heads(seen: Seen) -> set[int]:
     return {id(w) for w in found[-1:]} if classes else set()
 
 
-def _adapters(seen: Seen) -> Told:
+def _adapters(seen: Seen) -> Results:
     """Adapters that do not train, or a base that trains beside them."""
     mine = dict(seen.setup.model.named_parameters())
     adapters = {n: p for n, p in mine.items() if ADAPTER.search(n)}

@@ -3,21 +3,20 @@
 import torch
 
 from isograd.lint.step.recorder import CLASSES
-from isograd.lint.step.seen import Seen
-from isograd.lint.step.told import Told, finding
+from isograd.lint.step.seen import Results, Seen, finding
 
 LOST = 0.3  # of entries with a gradient that do not move
 HALF = (torch.float16, torch.bfloat16)
 
 
-def look(seen: Seen) -> Told:
+def look(seen: Seen) -> Results:
     """All of the precision."""
     yield from _weights(seen)
     yield from _scaler(seen)
     yield from _autocast(seen)
 
 
-def _weights(seen: Seen) -> Told:
+def _weights(seen: Seen) -> Results:
     kinds: dict[torch.dtype, int] = {}
     for p in seen.setup.model.parameters():
         kinds[p.dtype] = kinds.get(p.dtype, 0) + p.numel()
@@ -42,7 +41,7 @@ def _weights(seen: Seen) -> Told:
         yield f"weights in {names}" + (f"; {lost / total:.0%} of their updates are rounded away" if total else "")
 
 
-def _scaler(seen: Seen) -> Told:
+def _scaler(seen: Seen) -> Results:
     scaler, steps = seen.setup.scaler, seen.steps
     enabled = scaler is not None and scaler.is_enabled()
     fp16 = any(f.autocast == torch.float16 for f in seen.forwards)
@@ -108,7 +107,7 @@ def _scaler(seen: Seen) -> Told:
         )
 
 
-def _autocast(seen: Seen) -> Told:
+def _autocast(seen: Seen) -> Results:
     setup = seen.setup
     inside = [f for f in seen.forwards if f.graded]
     if setup.autocast is not None and setup.step is not None and inside and not any(f.autocast for f in inside):

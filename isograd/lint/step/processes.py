@@ -9,8 +9,7 @@ from typing import Any
 from torch import distributed
 
 from isograd.errors import many
-from isograd.lint.step.seen import Seen, mark
-from isograd.lint.step.told import Told, finding
+from isograd.lint.step.seen import Results, Seen, finding, mark
 
 
 def join() -> None:
@@ -19,7 +18,7 @@ def join() -> None:
         distributed.init_process_group("gloo")
 
 
-def look(seen: Seen) -> Told:
+def look(seen: Seen) -> Results:
     """All of the processes; every one of them has to come here."""
     if not seen.digests:
         return

@@ -7,19 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from isograd.errors import InputsError, hint, many
+from isograd.errors import InputsError, hint
 from isograd.lint.check import CODES as OF_CHECK
 from isograd.lint.check import check
 from isograd.lint.findings import Finding, Findings, by_harm
 from isograd.lint.intent import Intents
 from isograd.lint.step import data, loss, optimizer, precision, processes, resume, schedule, update
-from isograd.lint.step.seen import Seen, look
-from isograd.lint.step.setup import Setup, setup_of
-from isograd.lint.step.told import Look
+from isograd.lint.step.seen import Rules, Seen, look
+from isograd.lint.step.setup import setup_of
 from isograd.trace.inputs import as_inputs, few_sequences, guess_inputs
 from isograd.trace.record import is_large
 
-GROUPS: dict[str, Look] = {
+GROUPS: dict[str, Rules] = {
     "loss": loss.look,
     "data": data.look,
     "step": update.look,
@@ -97,7 +96,7 @@ def preflight(
     name: str | None = None,
     **parts: Any,
 ) -> Preflight:
-    """Look at the whole step before a run: loss, data, optimizer, schedule, precision, resume, and the model.
+    """Rules at the whole step before a run: loss, data, optimizer, schedule, precision, resume, and the model.
 
     Some batches are taken and some updates are made; then all that is reached from what was given is put back, bit for
     bit: parameters, gradients, optimizer, scheduler, scaler, random numbers, counters.
@@ -139,11 +138,11 @@ def preflight(
         for group, rules in GROUPS.items():
             said: list[str] = []
             try:
-                for told in rules(seen):
-                    if isinstance(told, Finding):
-                        found.setdefault(told)
+                for one in rules(seen):
+                    if isinstance(one, Finding):
+                        found.setdefault(one)
                     else:
-                        said.append(told)
+                        said.append(one)
             except Exception as error:  # one group that cannot look at an unusual program does not stop the others
                 missed.append(f"{group}: {type(error).__name__}: {' '.join(str(error).split())}"[:200])
             groups[group] = "; ".join(said)
@@ -299,13 +298,4 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
         return None
 
 
-def summary(report: Preflight) -> str:
-    """In one line."""
-    counts = {s: sum(f.severity == s for f in report) for s in ("error", "warning", "info")}
-    said = [f"{n} {name}{'s' if n > 1 and name != 'info' else ''}" for name, n in counts.items() if n]
-    return f"{many(sum(bool(g) for g in report.groups.values()), 'group')} in {report.seconds:.0f} s: " + (
-        ", ".join(said) or "nothing found"
-    )
-
-
-__all__ = ["Preflight", "Setup", "preflight", "summary"]
+__all__ = ["Preflight", "preflight"]

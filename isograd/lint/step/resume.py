@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from isograd.lint.step.kept import Kept
-from isograd.lint.step.seen import SEED, Seen
+from isograd.lint.step.seen import SEED, Results, Seen, finding
 from isograd.lint.step.setup import Setup, moved
-from isograd.lint.step.told import Told, finding
 
 BEFORE = 3  # updates before it is saved
 
 
-def look(seen: Seen) -> Told:
+def look(seen: Seen) -> Results:
     """Save after some updates, load into the setup as it was before them, and compare: states, and one update more."""
     setup = seen.setup
     if setup.save is None or setup.load is None:

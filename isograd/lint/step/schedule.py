@@ -7,14 +7,13 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from isograd.lint.step.rates import Course, course
-from isograd.lint.step.seen import Seen
-from isograd.lint.step.told import Told, finding
+from isograd.lint.step.seen import Results, Seen, finding
 
 EARLY = 0.25  # of a run that is left when the rate is gone
 GONE = 0.01  # of the peak
 
 
-def look(seen: Seen) -> Told:
+def look(seen: Seen) -> Results:
     """All of the schedule."""
     rates = [max(s.rates) for s in seen.steps if not any(map(math.isnan, s.rates))]
     ours = [s for s in seen.schedulers if isinstance(s, LRScheduler)]
@@ -44,7 +43,7 @@ def per_update(seen: Seen, scheduler: Any) -> float:
     return sum(s is scheduler for _, s, _ in seen.record.scheduled) / updates
 
 
-def _one(seen: Seen, scheduler: Any) -> Told:
+def _one(seen: Seen, scheduler: Any) -> Results:
     setup, times = seen.setup, per_update(seen, scheduler)
     steps, name = setup.steps, type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau):
@@ -86,7 +85,7 @@ def _one(seen: Seen, scheduler: Any) -> Told:
     yield from _course(made, name, steps, scheduler)
 
 
-def _course(made: Course, name: str, steps: int, scheduler: Any) -> Told:
+def _course(made: Course, name: str, steps: int, scheduler: Any) -> Results:
     rates, peak = made.rates[:steps], made.peak
     last = next((i for i in range(len(rates) - 1, -1, -1) if rates[i] > GONE * peak), 0)
     rising = all(b >= a for a, b in itertools.pairwise(rates)) and rates[-1] > 1.05 * rates[0]
@@ -133,7 +132,7 @@ def _length(scheduler: Any) -> int | None:
     return None
 
 
-def _not_stepped(seen: Seen, scheduler: Any) -> Told:
+def _not_stepped(seen: Seen, scheduler: Any) -> Results:
     """A schedule that the update does not step: of epochs, or forgotten."""
     setup, name = seen.setup, type(scheduler).__name__
     if setup.step is None and setup.kind == "loop":

@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 
 from isograd.errors import InputsError
+from isograd.lint.findings import Finding, Severity
 from isograd.lint.step.kept import Kept
 from isograd.lint.step.rates import Course, course
 from isograd.lint.step.recorder import CLASSES, Forward, LossCall, LossMode, Recorder, Step
@@ -52,7 +53,6 @@ class Seen:
     failed: str = ""
     missed: list[str] = field(default_factory=list)
     digests: list[dict[str, str]] = field(default_factory=list)
-    seconds: float = 0.0
 
     @property
     def batches(self) -> list[Any]:
@@ -200,7 +200,6 @@ def look(setup: Setup) -> Seen:
             raise
     seen.digests = [*digests, digest(setup.model)] if digests[0] else []
     kept.restore()
-    seen.seconds = time.perf_counter() - began
     return seen
 
 
@@ -301,7 +300,7 @@ def reading_of(seen: Seen, batch: Any) -> Reading | None:
         offset, share = offset_of(ids, rows, asked)
         if not looked and looked_up:
             continue
-        dynamic = _changed(seen, batch, name, ids, which, given, rows, asked, offset)
+        dynamic = _changed(seen, batch, ids, which, given, rows, asked, offset)
         if dynamic is None:
             continue
         ahead, both, visible, tried = dynamic
@@ -348,7 +347,6 @@ def offset_of(ids: Tensor, rows: Tensor, asked: Tensor) -> tuple[int | None, flo
 def _changed(
     seen: Seen,
     batch: Any,
-    name: str,
     ids: Tensor,
     which: int,
     given: Tensor,
@@ -446,3 +444,13 @@ def digest(model: nn.Module) -> dict[str, str]:
             data = p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
             found[name] = hashlib.sha256(data).hexdigest()
     return found
+
+
+Results = Iterator[Finding | str]  # of a group of rules: findings, and sentences of what is well
+Rules = Callable[[Seen], Results]
+
+
+def finding(
+    code: str, severity: Severity, message: str, remedy: str, measured: float = 1.0, address: str = ""
+) -> Finding:
+    return Finding(code=code, severity=severity, address=address, measured=measured, message=message, remedy=remedy)

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import SUPPORTED_NODES, MappingKey, register_pytree_node, tree_map
 
 from isograd.errors import InputsError, hint
-from isograd.trace.record import answer, arguments
+from isograd.trace.record import arguments
 
 KEYS = (
     "model",
@@ -280,8 +280,3 @@ def loss_in(found: Any, name: str) -> Tensor:
             else f"{name} returns no loss; give loss="
         )
     return loss
-
-
-def output_of(found: Any) -> Tensor | None:
-    """The tensor that answers, of whatever a model returns."""
-    return answer(found)

@@ -1,14 +1,13 @@
 """The update: what the optimizer gets is what backward brought, once, in training mode, and it moves the weights."""
 
 from isograd.errors import many
-from isograd.lint.step.seen import Seen
-from isograd.lint.step.told import Told, finding
+from isograd.lint.step.seen import Results, Seen, finding
 
 STALE = 0.02  # of a gradient: what is left of the one before
 NOISY = ("Dropout", "BatchNorm", "DropPath", "StochasticDepth")
 
 
-def look(seen: Seen) -> Told:
+def look(seen: Seen) -> Results:
     """All of the update."""
     steps = seen.steps
     if not steps:
@@ -21,7 +20,7 @@ def look(seen: Seen) -> Told:
     yield from _moves(seen)
 
 
-def _mode(seen: Seen) -> Told:
+def _mode(seen: Seen) -> Results:
     noisy = {
         type(m).__name__
         for m in seen.setup.model.modules()
@@ -46,7 +45,7 @@ def _mode(seen: Seen) -> Told:
         )
 
 
-def _count(seen: Seen) -> Told:
+def _count(seen: Seen) -> Results:
     """Backward passes and optimizer steps of one update."""
     setup, steps = seen.setup, [s for s in seen.steps if s.backwards]
     by_update: dict[int, dict[int, int]] = {}
@@ -85,7 +84,7 @@ def _alone(seen: Seen) -> bool:
     return len(own) == 1 and len(values) > 1 and abs(own[0] - values[-1]) < 1e-4 * abs(values[-1]) + 1e-6
 
 
-def _gradients(seen: Seen) -> Told:
+def _gradients(seen: Seen) -> Results:
     steps = [s for s in seen.steps if s.backwards or s.norm]
     later = [s for s in steps if s.update > 0]
     stale = [s for s in later if abs(s.stale) > STALE and s.rest < 0.05]
@@ -164,7 +163,7 @@ def _gradients(seen: Seen) -> Told:
         )
 
 
-def _moves(seen: Seen) -> Told:
+def _moves(seen: Seen) -> Results:
     """Whether weights move once the rate is above 0."""
     names: dict[str, float] = {}
     live = [s for s in seen.steps if any(rate > 0 for rate in s.rates) and s.norm > 0]
