@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from isograd.errors import many
+from isograd.lint.running import optimizer as shared
 from isograd.lint.step.seen import Results, Seen, finding
 
 COUPLED = 0.02  # weight decay of Adam, from which on AdamW's is meant
@@ -36,53 +37,32 @@ def _names(seen: Seen) -> dict[int, str]:
 
 def _holds(seen: Seen) -> Results:
     """What the model has and no optimizer holds, and the other way round."""
-    names = _names(seen)
+    names, model = _names(seen), seen.setup.model
+    wrong: list[Any] = [*shared.held(model, [g for _, g in _groups(seen)], _reached(seen))]
     held = Counter(id(p) for _, g in _groups(seen) for p in g["params"])
-    others = {id(p) for p in _reached(seen)} - set(names)
-    foreign = [i for i in held if i not in names and i not in others]
-    wanted = {i: n for p, (i, n) in zip(seen.setup.model.parameters(), names.items(), strict=True) if p.requires_grad}
-    lost = [n for i, n in wanted.items() if i not in held]
-    if foreign and lost:
-        yield finding(
-            "optimizer-of-another-model",
-            "error",
-            f"{len(foreign)} of {len(held)} parameters that the optimizer holds are not this model's",
-            "build the optimizer after the last change of the model: after to(device), a new head, a copy, a reload",
-            float(len(foreign)),
-            lost[0],
-        )
-    elif lost:
-        yield finding(
-            "optimizer-lacks-parameters",
-            "error",
-            f"no optimizer holds {many(len(lost), 'parameter')} of {len(wanted)} that want gradients",
-            "build it from all of model.parameters(), or set requires_grad_(False) on what is to stay",
-            float(len(lost)),
-            lost[0],
-        )
     doubled = sorted(names.get(i, "") for i, times in held.items() if times > 1)
     if doubled:
-        yield finding(
-            "parameter-held-twice",
-            "error",
-            f"{many(len(doubled), 'parameter')} {'is' if len(doubled) == 1 else 'are'} held by two groups or"
-            " optimizers: updated twice",
-            "leave each parameter, tied ones too, to one group",
-            float(len(doubled)),
-            doubled[0],
+        wrong.append(
+            finding(
+                "parameter-held-twice",
+                "error",
+                f"{many(len(doubled), 'parameter')} {'is' if len(doubled) == 1 else 'are'} held by two groups or"
+                " optimizers: updated twice",
+                "leave each parameter, tied ones too, to one group",
+                float(len(doubled)),
+                doubled[0],
+            )
         )
-    if not (foreign or lost or doubled):
-        frozen = sum(not p.requires_grad for p in seen.setup.model.parameters())
-        still = f"; {frozen} are frozen" if frozen else ""
-        yield f"holds all {len(wanted)} parameters that want gradients, once{still}"
+    wanted = sum(p.requires_grad for p in model.parameters())
+    still = f"; {len(names) - wanted} are frozen" if len(names) > wanted else ""
+    yield from wrong or [f"holds all {wanted} parameters that want gradients, once{still}"]
 
 
 def _reached(seen: Seen) -> list[Any]:
     """Parameters beside the model's own that the setup names, as a criterion's."""
     given = seen.setup.given
     parts = given.values() if isinstance(given, dict) else []
-    found = [p for part in parts if isinstance(part, nn.Module) for p in part.parameters()]
-    return found
+    return [p for part in parts if isinstance(part, nn.Module) for p in part.parameters()]
 
 
 def _settings(seen: Seen) -> Results:
@@ -101,14 +81,8 @@ def _settings(seen: Seen) -> Results:
     yield from _eps(seen)
     adam = [(o, g) for o, g in _groups(seen) if "betas" in g and not ORTHOGONAL.search(type(o).__name__)]
     peak = max((seen.peak(g) for _, g in adam), default=0.0)
-    if peak >= 0.05:
-        yield finding(
-            "lr-high",
-            "error",
-            f"the learning rate is {peak:g}: {type(adam[0][0]).__name__} moves every weight by about as much in a step",
-            "begin with 1e-3 or less, and warm it up",
-            peak,
-        )
+    if adam:
+        yield from shared.high(peak, type(adam[0][0]).__name__)
     coupled = [
         (o, g)
         for o, g in _groups(seen)
@@ -123,20 +97,11 @@ def _settings(seen: Seen) -> Results:
             "decay-coupled",
             "warning",
             f"{name} with weight_decay={decay:g} adds {decay:g} times the weights to the gradient, and then divides"
-            " by its"
-            " size: that is no weight decay, and hides the gradient where it is small",
+            " by its size: that is no weight decay, and hides the gradient where it is small",
             "use AdamW, whose weight_decay is apart from the gradient",
             decay,
         )
-    strong = [g for _, g in _groups(seen) if float(g.get("weight_decay") or 0) >= 0.5 and float(g.get("lr", 0)) > 1e-5]
-    if strong:
-        yield finding(
-            "weight-decay-high",
-            "warning",
-            f"weight_decay is {float(strong[0]['weight_decay']):g}: weights shrink faster than they learn",
-            "take 0.01 to 0.1",
-            float(strong[0]["weight_decay"]),
-        )
+    yield from shared.strong([g for _, g in _groups(seen)], lambda group: "")
     decayed = sorted(
         n
         for o, g in _groups(seen)
@@ -191,8 +156,7 @@ def _by_depth(seen: Seen) -> Results:
             "rates-reversed",
             "warning",
             f"the rate falls from layer to layer, {steps[0]:.3g} at the input to {steps[-1]:.3g} at the output:"
-            " layer-wise"
-            " decay keeps the layers near the input slow, and the new head fast",
+            " layer-wise decay keeps the layers near the input slow, and the new head fast",
             "turn the exponent round: lr * decay ** (layers - layer)",
             steps[0] / steps[-1],
         )
@@ -225,8 +189,7 @@ def _orthogonal(seen: Seen) -> Results:
                 "muon-groups",
                 "error",
                 f"{type(optimizer).__name__} holds {what}{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}:"
-                " it is made for the"
-                " matrices between, whose updates it makes orthogonal",
+                " it is made for the matrices between, whose updates it makes orthogonal",
                 "leave embeddings, the output head, norm weights and biases to AdamW",
                 float(len(wrong)),
                 name,
