@@ -1,16 +1,30 @@
 #!/usr/bin/env bash
-# The sdist and the wheel of what is committed, and what the wheel does in an environment that has nothing else.
+# The sdist and the wheel of what is committed, the same bytes whenever they are built, and what the wheel does in an
+# environment that has nothing else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${1:-$PWD/dist} commit=$(git rev-parse --short HEAD)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$out" "$work/source"
-git archive "$commit" | tar -x -C "$work/source" # so that the commit is written down, and nothing else comes along
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct "$commit")
+export SOURCE_DATE_EPOCH
 
 "$python" -m venv "$work/build"
-"$work/build/bin/python" -m pip install --quiet --disable-pip-version-check build
-"$work/build/bin/python" -m build --outdir "$work/dist" "$work/source" > "$work/build.log" || { cat "$work/build.log"; exit 1; }
+"$work/build/bin/python" -m pip install --quiet --disable-pip-version-check build twine
+for dist in dist again; do
+  mkdir -p "$out" "$work/source-$dist"
+  git archive "$commit" | tar -x -C "$work/source-$dist" # so that the commit is written down, and nothing else comes along
+  "$work/build/bin/python" -m build --outdir "$work/$dist" "$work/source-$dist" > "$work/build.log" || { cat "$work/build.log"; exit 1; }
+  sdist=$(echo "$work/$dist"/*.tar.gz) # setuptools writes the time of day into it, so it is packed once more
+  mkdir "$work/open-$dist"
+  tar -C "$work/open-$dist" -xzf "$sdist"
+  tar -C "$work/open-$dist" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+    --mode=u+rwX,go+rX,go-w -c "$(ls "$work/open-$dist")" | gzip -n9 > "$sdist"
+done
+for file in "$work"/dist/*; do
+  cmp "$file" "$work/again/$(basename "$file")" || { echo "package.sh: two builds differ"; exit 1; }
+done
+"$work/build/bin/python" -m twine check --strict "$work"/dist/*
 cp "$work"/dist/* "$out"
 
 "$python" -m venv "$work/bare"
@@ -51,4 +65,6 @@ isograd train --new
 isograd train embedded.yaml training.steps=4 training.warmup=1 training.valid_every=4 training.batch=2
 isograd report runs/embedded --open
 isograd check runs/embedded/model
-echo "package: $(ls "$out")"
+"$work/build/bin/python" -m pip install --quiet --disable-pip-version-check pipx
+PIPX_HOME=$work/pipx "$work/build/bin/pipx" run --pip-args "-c $constraints" --spec "$wheel" isograd check own:model --batch own:batch
+(cd "$out" && sha256sum ./*)

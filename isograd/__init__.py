@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         IsogradForSequenceClassification,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _ROOMS = {  # the other public names -> where they are
     "IsogradConfig": "isograd.models",
