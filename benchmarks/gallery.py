@@ -274,10 +274,11 @@ def later() -> str:
         [
             "## Again, later",
             "",
-            f"{len(rows)} types were run once more after facts and suspicions were parted: all held-out ones, and 18 others",
-            "that had an alarm before or stand for a family, so they are no sample. Half of the held-out ones ran without",
-            "trials (`benchmarks/families.py --no-prove`: an error is then a fact, and a suspicion is a warning), the other",
-            "half with eight seconds of them, as a user has it. Nothing was mended by looking. What every new model of a class has",
+            f"{len(rows)} types were run once more after facts and suspicions were parted: all held-out ones,",
+            "and 18 others that had an alarm before or stand for a family, so they are no sample. Half of the",
+            "held-out ones ran without trials (`benchmarks/families.py --no-prove`: an error is then a fact, and a",
+            "suspicion is a warning), the other half with eight seconds of them, as a user has it. Nothing was",
+            "mended by looking. What every new model of a class has",
             "is lowered to a warning, so that no error is left says little by",
             f"itself: of {_looked(parts[1])} held-out types, {_false(parts[1])} have such a warning that is false"
             f" ({_share(parts[1])}).",
