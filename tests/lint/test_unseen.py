@@ -526,3 +526,75 @@ class Coded(nn.Module):
 def test_a_bottleneck_between_two_stacks_needs_no_shortcut() -> None:
     torch.manual_seed(0)
     assert not isograd.check(Coded().eval(), torch.randn(2, 10, 6)).errors
+
+
+class Local(Attention):
+    """Attention both ways without the diagonal (locality self-attention), or strictly causal."""
+
+    causal = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(project(x)) for project in (self.query, self.key, self.value))
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        hidden = seen.triu() if self.causal else ~(seen ^ torch.eye(x.shape[1], dtype=torch.bool))
+        scores = (q @ k.transpose(-2, -1)) * k.shape[-1] ** -0.5
+        return self.out(join(scores.masked_fill(hidden, -1e9).softmax(-1) @ v))
+
+
+class LocalLayer(PreLayer):
+    attention: type[Local] = Local
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = self.attention()
+
+
+class Strict(Local):
+    causal = True
+
+
+class StrictLayer(LocalLayer):
+    attention = Strict
+
+
+class ClassToken(nn.Module):
+    """A classifier that reads the first position of the last layer."""
+
+    def __init__(self, layer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.body = layers_of(layer)
+        self.body.head = nn.Identity()
+        self.classes = nn.Linear(WIDTH, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.classes(self.body(ids)[:, 0])
+
+
+@pytest.mark.parametrize(("layer", "severity"), [(LocalLayer, "info"), (StrictLayer, "error")])
+def test_a_hidden_diagonal_among_all_keys_may_be_meant(layer: Callable[[], nn.Module], severity: str) -> None:
+    findings = isograd.check(ClassToken(layer), torch.randint(1, VOCABULARY, (4, 10)))
+    assert [f.severity for f in findings if f.code == "mask-blocks-self"] == [severity]
+
+
+class OwnQueries(Local):
+    """Queries of the first position by a matrix of its own, as in Visformers with a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(project(x)) for project in (self.query, self.key, self.value))
+        rest = split(self.others(x))
+        q = torch.cat([q[:, :, :1], rest[:, :, 1:]], dim=2)
+        return self.out(join(F.scaled_dot_product_attention(q, k, v)))
+
+
+class OwnQueriesLayer(LocalLayer):
+    attention = OwnQueries
+
+
+def test_queries_of_the_last_layer_that_a_class_token_leaves_are_no_error() -> None:
+    findings = isograd.check(ClassToken(OwnQueriesLayer), torch.randint(1, VOCABULARY, (4, 10)))
+    assert [(f.severity, "others" in f.address) for f in findings if f.code == "gradient-zero"] == [("warning", True)]
+    assert not findings.errors

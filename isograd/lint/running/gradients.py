@@ -5,6 +5,7 @@ first update. So all that have a gradient are moved a little, and the pass is re
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,7 +47,15 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
             " mixture-of-experts routers do",
         )
     zero = [n for n in zero if not _cancels_at_first(checked, n, zero)]
-    if zero:
+    if zero and all(_of_last_layer(checked, n, zero) for n in zero):  # as queries of places that nothing reads
+        why = (
+            "its gradient is exactly 0, though in the layers before it is not: the output reads less of the last layer"
+        )
+        remedy = (
+            "read every position of the last layer; where one is meant, as a class token, this costs time and no harm"
+        )
+        yield replace(_finding(checked, "gradient-zero", zero, why), severity="warning", remedy=remedy)
+    elif zero:
         yield _finding(checked, "gradient-zero", zero, "its gradient is exactly 0, and stays 0 after an update")
     if not none and not zero and not choosing and (wrong := _wrong_derivative(checked)) is not None:
         yield Finding(
@@ -122,6 +131,12 @@ def _cancels_at_first(checked: CheckedModel, name: str, zero: list[str]) -> bool
     """Whether a number of the first layer alone gets no gradient, and those of the same name elsewhere do."""
     likes = [n for n in checked.parameters if numbered(n) == numbered(name)]
     return checked.parameters[name].numel() == 1 and name == likes[0] and len(likes) > 2 and not {*likes[1:]} & {*zero}
+
+
+def _of_last_layer(checked: CheckedModel, name: str, zero: list[str]) -> bool:
+    """Whether this is the last of its name, and the others learn."""
+    *before, last = (n for n in checked.parameters if numbered(n) == numbered(name))
+    return name == last and bool(before) and not {*before} & {*zero}
 
 
 def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
