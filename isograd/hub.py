@@ -89,9 +89,11 @@ def from_config(kind: Any, config: Any) -> Any:
 
 
 def load_dataset(name: str, configuration: str | None = None, **options: Any) -> Any:
-    """`datasets.load_dataset`, which runs no code of a data set since version 4."""
+    """`datasets.load_dataset`, which runs no code of a data set since version 4; OWNER/NAME/CONFIGURATION is both."""
     import datasets
 
+    if configuration is None and name.count("/") == 2 and not Path(name).exists():
+        name, _, configuration = name.rpartition("/")
     return datasets.load_dataset(name, configuration, **options)
 
 
@@ -282,6 +284,8 @@ def absent(name: str, kind: Kind = "model") -> str:
 
 def copies(name: str, kind: Kind) -> list[Path]:
     """Where copies of a model or a data set would lie."""
+    if kind == "dataset":
+        name = "/".join(name.split("/")[:2])  # without a configuration
     found = [Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"]
     if kind == "dataset":
         found.append(_datasets() / name.replace("/", "___"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from isograd import hub
 from isograd.lab.recipes import path_of
 from isograd.lab.report.pages.reproduce import read_rows
 from isograd.lab.report.pages.reproduce_index import write_index
@@ -125,6 +126,9 @@ def test_corpora_by_their_names_on_the_hub(tmp_path: Path) -> None:
     assert settings and settings["pairs.train"] == ["bentrevett/multi30k"]
     assert found(corpus("glue/RTE"), HUB)[0] == {"glue.source": "nyu-mll/glue"}
     assert found(corpus("wikipedia"), HUB) == (None, "no data: no name on the hub; --data FOLDER with wikipedia-en/")
+    settings, name = found(corpus("wmt-en-de"), HUB)
+    assert settings and settings["pairs.valid"] == ["wmt/wmt14/de-en:validation"]
+    assert "4.5 million" in name  # not the part that the folder has
     planned = plan_item(ITEMS["normformer2021/gradients-fig3"], Asked(out=tmp_path, data=HUB))
     assert {cell.run.data.field for cell in planned.cells} == {"en"}  # type: ignore[attr-defined]
 
@@ -467,3 +471,11 @@ def test_the_pages_in_docs_are_of_this_table(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     undecided = [name for name, one in kept.items() if one["verdict"] in ("opposite", "not seen")]
     assert [name for name in undecided if not ITEMS[name].decided] == []
+
+
+def test_a_name_on_the_hub_may_end_in_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("datasets.load_dataset", lambda *names, **options: asked.append((*names, options["split"])))
+    hub.load_dataset("wmt/wmt14/de-en", split="train")
+    hub.load_dataset("bentrevett/multi30k", split="validation")
+    assert asked == [("wmt/wmt14", "de-en", "train"), ("bentrevett/multi30k", None, "validation")]

@@ -31,8 +31,10 @@ def _by_name(corpus: ItemText) -> tuple[dict[str, Any] | None, str]:
     """As a data set on the hub; not in the corpus itself, since a result of the same text is the same result."""
     if corpus.folder == "glue":
         return {"glue.source": "nyu-mll/glue"}, corpus.name
-    (settings,) = (row.get("hub") for row in read_table(_CORPORA).values() if row["name"] == corpus.name)
-    return settings, corpus.name if settings else f"no data: no name on the hub; --data FOLDER with {corpus.folder}/"
+    (row,) = (row for row in read_table(_CORPORA).values() if row["name"] == corpus.name)
+    if "hub" not in row:
+        return None, f"no data: no name on the hub; --data FOLDER with {corpus.folder}/"
+    return row["hub"], row.get("hub_name", corpus.name)
 
 
 def _own_text(corpus: ItemText, file: Path) -> tuple[dict[str, Any] | None, str]:

@@ -28,7 +28,7 @@ def corpus(name: str | None) -> ItemText | None:
     folder, _, task = name.partition("/")
     if task:
         return ItemText(name=f"GLUE's {task}", folder=folder, files=(task,), settings={"glue.source": "{folder}"})
-    row = {key: value for key, value in _read("corpora")[name].items() if key != "hub"}
+    row = {key: value for key, value in _read("corpora")[name].items() if not key.startswith("hub")}
     return ItemText(**{**row, "files": tuple(row["files"])})
 
 
