@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-from isograd.cli.console import Result, announce, loading, must_be_writable, output, print_json, print_table
+from isograd.cli.console import Result, announce, is_endless, loading, must_be_writable, output, print_json, print_table
 from isograd.cli.parser import EACH, File
 from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
 from isograd.files import explanation, page_of, write_json
@@ -298,11 +298,8 @@ def _print(findings: "Findings") -> None:
         console.print(head)
         for line in finding.source.shown(Path.cwd()) if finding.source else ():
             console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
-        console.print(Text(f"  {finding.message}"))
-        if finding.proof:
-            console.print(Text(f"  {finding.proof.says}"))
-        for line in cures(finding.remedy):
-            console.print(Text(f"  {line}"), soft_wrap=line.startswith("   "))  # code is not wrapped
+        for line in (finding.message, *([finding.proof.says] if finding.proof else []), *cures(finding.remedy)):
+            console.print(Text(f"  {line}"), soft_wrap=is_endless() or line.startswith("   "))  # code is not wrapped
         console.print(Text(f"  {_where(finding)}", style="dim"), soft_wrap=True)
     for line in findings.missed:
         print(f"could not look at {line}", file=sys.stderr)
