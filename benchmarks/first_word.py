@@ -105,11 +105,12 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "preflight": {FILE: [("missing.py:setup",), ("train.py",), ("missing:setup",)]},
     "watch": {FILE: [("missing.py",)]},
     "conform": {NAME: [("prenormx",)]},
-    "explain": {FILE: [("./missing",)], HUB: [("a/b",)]},
+    "explain": {"": [("init-large",)], FILE: [("./missing",)], HUB: [("a/b",)]},
     "replay": {FILE: [("missing",)]},
     "report": {FILE: [("missing",), ("missing", "--open")]},
     "theory": {"": [("--list",)], NAME: [("lema-1",)]},
     "doctor": {},
+    "skill": {"": [()]},
 }
 
 

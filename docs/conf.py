@@ -21,6 +21,7 @@ extensions = [
     "docstrings",
     "site_pages",
     "tables",
+    "llms",
     "links",
 ]
 exclude_patterns = ["_build", "_ext", "_static", "images"]

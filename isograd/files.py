@@ -5,7 +5,9 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +17,7 @@ from typing import Any
 from isograd.errors import FolderBusyError
 
 _STRICT = json.JSONEncoder(allow_nan=False)
+PAGES = "docs/check"  # a page for each code of check and preflight
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -195,3 +198,17 @@ def is_locked(folder: Path) -> bool:
     except FolderBusyError:
         return True
     return False
+
+
+def page_of(code: str) -> Path | None:
+    """The page of a code: of the clone that this package runs from, else as a wheel has installed it."""
+    places = (Path(__file__).parents[1], Path(sysconfig.get_path("data"), "share/isograd"))
+    return next((file for place in places if (file := place / PAGES / f"{code}.md").is_file()), None)
+
+
+def explanation(code: str) -> str:
+    """What a code means and what to do, from its page, as plain text; "" where the pages are not installed."""
+    page = page_of(code)
+    text = page.read_text(encoding="utf-8") if page else ""
+    said = text.partition("\n## ")[0].partition("\n\n")[2].strip()
+    return re.sub(r"\[([^\]]+)\]\([^)]*\)|\*{1,2}(?=\S)([^*\n]+)(?<=\S)\*{1,2}", r"\1\2", said)

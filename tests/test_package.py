@@ -111,7 +111,9 @@ def test_the_wheel_of_the_sdist_works_alone(tmp_path: Path) -> None:
         names = set(packed_wheel.namelist())
         (metadata,) = (packed_wheel.read(name).decode() for name in names if name.endswith("/METADATA"))
     tracked = {str(p.relative_to(ROOT)) for p in (ROOT / "isograd").rglob("*") if p.suffix in (".py", ".yaml", ".j2")}
-    assert tracked <= names and not {name for name in names if name.startswith(("tests/", "benchmarks/"))}
+    assert tracked | {"isograd/cli/SKILL.md"} <= names and not {
+        name for name in names if name.startswith(("tests/", "benchmarks/"))
+    }
     assert set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.MULTILINE)) == PROJECT["optional-dependencies"].keys()
     ran(sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare", folder=tmp_path)
     (packages,) = (tmp_path / "bare").glob("lib/python3*/site-packages")

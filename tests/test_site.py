@@ -75,6 +75,19 @@ def test_the_korean_page_has_the_scripts_and_commands_of_the_english_one() -> No
     assert commands[0] == commands[1] and len(commands[0]) >= 9
 
 
+def test_programs_find_every_page_and_every_schema(extension: ModuleType) -> None:
+    llms = import_module("llms")
+    text = llms.index()
+    title, _, summary = text.splitlines()[:3]
+    assert title == "# isograd" and summary.startswith("> ")  # llmstxt.org
+    linked = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", text, re.MULTILINE)
+    pages = {name(page) for page in PAGES} - {"index"}
+    assert {one.removesuffix(".html") for one in linked if one.endswith(".html")} >= pages
+    assert {f"schemas/{verb}.json" for verb in set(verbs()) - {"watch", "translate"}} < set(linked)
+    assert llms.text_of("check").count("(check/") > 50, "the table of codes, which the source does not have"
+    assert "toctree" not in llms.text_of("check")
+
+
 def test_every_verb_has_a_guide(extension: ModuleType) -> None:
     how_to = (DOCS / "how-to.md").read_text(encoding="utf-8")
     assert set(extension.GUIDES) == set(verbs())

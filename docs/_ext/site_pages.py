@@ -31,6 +31,7 @@ MENUS = {  # caption -> pages, with a shorter name than their title where that w
         "watch": "Watch a run",
         "replay": "Replay a failed run",
         "integrations": "",
+        "agents": "For coding agents",
     },
     "Train and compare": {
         "compare": "Compare",
@@ -109,11 +110,12 @@ GUIDES = {  # verb -> the page that explains it
     "preflight": "preflight",
     "watch": "watch",
     "conform": "conform",
-    "explain": "diagnose",
+    "explain": "diagnose check",
     "replay": "replay",
     "report": "report",
     "theory": "theory",
     "doctor": "performance",
+    "skill": "agents",
     "show": "placements training",
 }
 _SYMBOLS = {
@@ -277,14 +279,19 @@ def menus(docname: str) -> dict[str, dict[str, str]]:
     return {"": under(UNDER[docname])} if docname in UNDER else {}
 
 
-def contents(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Menus, and links to cards, that the sources, which GitHub shows too, do not have."""
+def shown(docname: str, text: str) -> str:
+    """A page's source with links to cards and with the table of codes, which it does not have itself."""
     if docname == "catalogue":
-        source[0] = re.sub(r"(?m)^### (\S+)$", r"### [\1](generated/placements/\1.md)", source[0])
+        return re.sub(r"(?m)^### (\S+)$", r"### [\1](generated/placements/\1.md)", text)
     if docname in ("check", "preflight"):
         table = f"{codes(docname)}\n\nEach has a page"
-        source[0] = source[0].replace("Each code has a page in [check/](check/)", table)
-    source[0] += "".join(menu(pages, caption) for caption, pages in menus(docname).items())
+        return text.replace("Each code has a page in [check/](check/)", table)
+    return text
+
+
+def contents(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Menus, that the sources, which GitHub shows too, do not have."""
+    source[0] = shown(docname, source[0]) + "".join(menu(pages, caption) for caption, pages in menus(docname).items())
 
 
 _UNCONFIRMED = ":::{warning}\nThe equation is unconfirmed: one source gives it, and no code by its authors.\n:::"

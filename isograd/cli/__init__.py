@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 # `parser.chosen` takes one by what is typed.
 VERBS = {
     "check": "check.check",
+    "explain": "check.explain_code",
     "preflight": "preflight.preflight",
     "watch": "watch.watch",
     "show": "catalogue.show",
     "conform": "conform.conform",
     "doctor": "doctor.doctor",
+    "skill": "skill.skill",
 }
 FIRST = ("check", "preflight", "watch", "explain", "compare", "train", "report")  # what most people come for
 STOREYS = ("isograd", "isograd.convert", "isograd.lab", "isograd.papers")  # each says its own verbs, in its room `cli`

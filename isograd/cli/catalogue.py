@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from rich.markup import escape
 
@@ -13,6 +13,28 @@ from isograd.cli.parser import Words
 from isograd.errors import UserError, hint
 from isograd.placement import CATALOGUE, get
 from isograd.placement.text import final_formula, first_formula, formulas, legend, numbers
+
+
+class Card(TypedDict):
+    """A placement: its group, formulas of the kinds of sublayers, symbols, source, advice, families of models."""
+
+    group: str
+    about: str
+    formulas: dict[str, str]
+    first: str | None
+    final: str | None
+    legend: list[str]
+    paper: str
+    note: str
+    families: list[str]
+    unconfirmed: bool
+
+
+class PlacementShown(Card):
+    """A placement with its numbers: stack -> a row for each site (layer, kind, constants)."""
+
+    placement: str
+    sites: dict[str, list[dict[str, Any]]]
 
 
 def _print_list(found: Collection[str]) -> None:
@@ -61,7 +83,9 @@ def _card(name: str, layers: int = 12, cross: bool = False) -> dict[str, Any]:
 _KEYS = ("layers", "encoder", "decoder")
 
 
-def show(placement: str | None = None, *shape: Words, family: str | None = None) -> Result:
+def show(
+    placement: str | None = None, *shape: Words, family: str | None = None
+) -> Annotated[Result, dict[str, Card], PlacementShown]:
     """Print the catalogue of placements, or one of them: its formulas with their numbers.
 
     examples:

@@ -3,17 +3,16 @@
 import os
 import re
 import sys
-import sysconfig
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-from isograd.cli.console import Result, announce, loading, must_be_writable, output, print_json, print_table
+from isograd.cli.console import Result, announce, is_endless, loading, must_be_writable, output, print_json, print_table
 from isograd.cli.parser import EACH, File
 from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
-from isograd.files import write_json
+from isograd.files import explanation, page_of, write_json
 from isograd.hub import must_be_a_model
 
 if TYPE_CHECKING:
@@ -36,10 +35,10 @@ def check(
     no_prove: bool = False,
     diff: bool = False,
     ignore: Annotated[list[Annotated[str, "CODE"]], EACH] | None = None,
-    format: Literal["text", "json", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
+    format: Literal["text", "json", "agent", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
     json: bool = False,
     sarif: File | None = None,
-) -> Result:
+) -> Annotated[Result, "isograd.lint.findings:Findings"]:
     """Find wiring and initialization bugs in a Transformer.
 
     MODEL is a folder with a checkpoint (or with a config.json only: a model at initialization), a hub id, or
@@ -73,7 +72,8 @@ def check(
         no_prove: try none: suspicions are warnings
         diff: print the changes of source lines that are known as text, as a unified diff, and nothing else
         ignore: a code that is not reported; can be repeated
-        format: how findings are written: text, json, workflow commands of GitHub, or SARIF 2.1.0 (default: text)
+        format: how findings are written: text; agent, at most 2,000 characters with patches; json; workflow commands
+            of GitHub; or SARIF 2.1.0 (default: text)
         sarif: a file that the findings are also written to, as SARIF 2.1.0
     """
     if json and format not in (None, "json"):
@@ -89,12 +89,49 @@ def check(
     return written(findings, asked.optimizer or asked.model, "diff" if diff else format, sarif)
 
 
+class Explained(TypedDict):
+    """A code of `isograd check` or `isograd preflight`.
+
+    Attributes:
+        explain: what it means, how it is measured, why it matters, what to do.
+        file: the whole page, with an example.
+    """
+
+    code: str
+    explain: str
+    file: str
+
+
+def _is_code(name: str) -> bool:
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name) or Path(name).exists():
+        return False
+    return page_of(name) is not None
+
+
+TAKES = {"explain_code": _is_code}
+
+
+def explain_code(code: str) -> Annotated[Result, Explained]:
+    """Explain a code of check or preflight: what it means, how it is measured, what to do.
+
+    examples:
+      isograd explain init-large
+
+    Args:
+        code: such as init-large
+    """
+    said, page = explanation(code), page_of(code)
+    return Result(
+        {"code": code, "explain": said, "file": str(page)}, lambda: print(f"{code}\n\n{said}\n\nexample: {page}")
+    )
+
+
 def written(findings: "Findings", made_by: str, how: str | None, sarif: Path | None) -> Result:
     """Findings in one of the formats, and into a file of SARIF too; exit code 1 with an error.
 
     Args:
         made_by: what was named on the command line, for the line of findings without one of their own.
-        how: text, json, github, sarif or diff.
+        how: text, agent, json, github, sarif or diff.
     """
     if sarif is not None:
         write_json(sarif, _sarif(findings, made_by))
@@ -103,6 +140,7 @@ def written(findings: "Findings", made_by: str, how: str | None, sarif: Path | N
         "json": lambda: print_json(findings.as_dict()),
         "sarif": lambda: print_json(_sarif(findings, made_by)),
         "github": lambda: _print_commands(findings, made_by),
+        "agent": lambda: _print_short(findings, made_by),
     }
     return Result(findings.as_dict(), shown.get(how, lambda: _print(findings)), code=1 if findings.errors else 0)
 
@@ -126,6 +164,12 @@ def _print_commands(findings: "Findings", made_by: str) -> None:
     if commands := formats.github(findings, _places(findings, made_by)):
         print(commands)
     print(_summary(findings))
+
+
+def _print_short(findings: "Findings", made_by: str) -> None:
+    from isograd.cli import formats
+
+    print(formats.agent(findings, _places(findings, made_by)))
 
 
 def _places(findings: "Findings", made_by: str) -> "dict[Finding, SourcePlace]":
@@ -254,12 +298,9 @@ def _print(findings: "Findings") -> None:
         console.print(head)
         for line in finding.source.shown(Path.cwd()) if finding.source else ():
             console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
-        console.print(Text(f"  {finding.message}"))
-        if finding.proof:
-            console.print(Text(f"  {finding.proof.says}"))
-        for line in cures(finding.remedy):
-            console.print(Text(f"  {line}"), soft_wrap=line.startswith("   "))  # code is not wrapped
-        console.print(Text(f"  {_where(finding.page)}", style="dim"), soft_wrap=True)
+        for line in (finding.message, *([finding.proof.says] if finding.proof else []), *cures(finding.remedy)):
+            console.print(Text(f"  {line}"), soft_wrap=is_endless() or line.startswith("   "))  # code is not wrapped
+        console.print(Text(f"  {_where(finding)}", style="dim"), soft_wrap=True)
     for line in findings.missed:
         print(f"could not look at {line}", file=sys.stderr)
     console.print()
@@ -278,13 +319,12 @@ def _groups(findings: "Findings") -> list[tuple[str, str, str]]:
     ]
 
 
-def _where(page: str) -> str:
-    """A page of the clone that this package runs from, as a path from here; of a wheel, as it was installed."""
-    there = Path(__file__).parents[2] / page
-    if not there.exists():
-        installed = Path(sysconfig.get_path("data"), "share/isograd", page)
-        return str(installed) if installed.exists() else f"{page} of isograd's repository"
-    return page if there.parents[2] == Path.cwd() else str(there)
+def _where(finding: "Finding") -> str:
+    """The page of a finding, as a path from here."""
+    there = page_of(finding.code)
+    if there is None:
+        return f"{finding.page} of isograd's repository"
+    return finding.page if there.parents[2] == Path.cwd() else str(there)
 
 
 def _summary(findings: "Findings") -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from rich.markup import escape
 
@@ -21,13 +21,46 @@ if TYPE_CHECKING:
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 
 
+class Mistake(TypedDict):
+    """A known mistake of ports that explains the difference."""
+
+    name: str
+    found: str
+    remedy: str
+
+
+class Conformed(TypedDict):
+    """One implementation, check by check."""
+
+    placement: str
+    adapter: str
+    passed: bool
+    checks: list[Annotated[Any, "isograd.lint.conform.verdict:Row"]]
+    mistakes: list[Mistake]
+    remedies: list[str]
+
+
+class Conformances(TypedDict):
+    """What was checked."""
+
+    conformance: list[Conformed]
+
+
+class WeightsOfDesign(TypedDict):
+    """What an adapter's load gets: name -> shape, name -> meaning."""
+
+    placement: str
+    weights: dict[str, list[int]]
+    means: dict[str, str]
+
+
 def conform(
     name: str | None = None,
     *,
     adapter: Annotated[str, "FILE.py:MAKE"] | None = None,
     all: bool = False,  # noqa: A002  (it is --all)
     weights: bool = False,
-) -> Result:
+) -> Annotated[Result, Conformances, WeightsOfDesign]:
     """Does an implementation of a residual compute what the paper says?
 
     Reads, writes, mixes, gradients and init, against the equations in float64; where a known

@@ -45,10 +45,13 @@ def output(*, soft_wrap: bool = False) -> Console:
 
     `soft_wrap` leaves long lines to the terminal.
     """
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return _Output(
-        highlight=False, soft_wrap=soft_wrap, width=200 if wide else None, force_terminal=_terminal(sys.stdout)
-    )
+    width = 200 if is_endless() else None
+    return _Output(highlight=False, soft_wrap=soft_wrap, width=width, force_terminal=_terminal(sys.stdout))
+
+
+def is_endless() -> bool:
+    """Whether stdout has no width, as a file or a pipe: sentences are not broken there."""
+    return not sys.stdout.isatty() and "COLUMNS" not in os.environ
 
 
 def progress() -> Console:
@@ -130,7 +133,7 @@ def print_table(
 def print_lines(*lines: str) -> None:
     """Sentences, wrapped at the terminal's width."""
     for line in lines:
-        output().print(line, markup=False)
+        output().print(line, markup=False, soft_wrap=is_endless())
 
 
 def print_path(line: str) -> None:

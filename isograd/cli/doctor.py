@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from rich.markup import escape
 
@@ -20,7 +20,76 @@ Facts = dict[str, Any]
 FIRST = ("isograd", "torch", "transformers", "accelerate", "tokenizers", "numpy")  # of the versions, on the screen
 
 
-def doctor() -> Result:
+class Version(TypedDict):
+    """A package: its version, null where it is not installed; the range that is wanted."""
+
+    version: str | None
+    wanted: str
+    fits: bool
+
+
+class Gpu(TypedDict):
+    """A GPU; memory in bytes."""
+
+    name: str
+    memory: int
+    bf16: bool
+
+
+class Hub(TypedDict):
+    """The hub; `reachable` null where it was not asked."""
+
+    host: str
+    offline: bool
+    reachable: bool | None
+
+
+class Cache(TypedDict):
+    """A cache, and the variable that moves it."""
+
+    folder: str
+    bytes: int
+    writable: bool
+    set_by: str
+
+
+class Problem(TypedDict):
+    """What is wrong, and what to do."""
+
+    problem: str
+    cure: str
+
+
+class Machine(TypedDict):
+    """Versions, hardware, caches, extras, problems.
+
+    Attributes:
+        quota: cores whose time a container may use.
+        memory: total and available, in bytes.
+        extras: of each the packages that are missing.
+    """
+
+    python: str
+    system: str
+    versions: dict[str, Version]
+    processor: str
+    cores: int
+    quota: float | None
+    load: float | None
+    threads: int
+    OMP_NUM_THREADS: str | None
+    memory: dict[str, int]
+    gpus: list[Gpu]
+    nvidia_driver: bool
+    cuda: str | None
+    bf16: bool | None
+    hub: Hub
+    caches: dict[str, Cache]
+    extras: dict[str, list[str]]
+    problems: list[Problem]
+
+
+def doctor() -> Annotated[Result, Machine]:
     """Versions, hardware, caches, extras; problems, each with its cure.
 
     examples:

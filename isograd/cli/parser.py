@@ -11,6 +11,7 @@ jsonargparse, which reads the recipes, makes parsers of functions as well; it ta
 
 import argparse
 import inspect
+import json
 import math
 import re
 import sys
@@ -26,6 +27,7 @@ EACH = object()  # marks a list of which every value takes an option of its own:
 REST = "rest"  # the words of a verb's last argument are all that follow, options too
 _OUT = "a new folder, or an empty one"  # the help of --out, where a docstring says no more
 _JSON = "the result as one JSON object on stdout, and nothing else there"  # of verbs that return a Result
+_SCHEMA = "the JSON Schema of what --json prints, and nothing else"  # of the same
 _COMMON = (
     ("--import", "imports", "append", "a module to import first, such as one of yours that registers placements"),
     ("--trust-remote-code", "trust", "store_true", "run the code that a checkpoint brings along; read it first"),
@@ -120,11 +122,31 @@ def fill(parser: argparse.ArgumentParser, function: Callable[..., Any], helps: d
             elif parameter.default is not parameter.empty:
                 options |= {"nargs": "?", "default": parameter.default}
             parser.add_argument(name, **options)
-    if hints.get("return") is not int and "json" not in parameters:
-        parser.add_argument("--json", action="store_true", help=_JSON)
+    if hints.get("return") is not int:
+        if "json" not in parameters:
+            parser.add_argument("--json", action="store_true", help=_JSON)
+        parser.add_argument("--schema", action=_Schema, function=function, help=_SCHEMA)
     for flag, name, action, text in _COMMON:
         extra: dict[str, Any] = {"metavar": "MODULE", "default": []} if action == "append" else {}
         parser.add_argument(flag, dest=name, action=action, help=text, **extra)
+
+
+class _Schema(argparse.Action):
+    """Prints the schema of a verb's JSON and exits, whatever else is missing, as --help does."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        super().__init__(nargs=0, **options)
+        self.function = function
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        _print_schema(parser.prog, [self.function])
+
+
+def _print_schema(prog: str, functions: Sequence[Callable[..., Any]]) -> NoReturn:
+    from isograd.cli.schema import schema
+
+    print(json.dumps(schema(prog.rpartition(" ")[2], functions), indent=2))
+    sys.exit(0)
 
 
 def chosen(functions: Sequence[Callable[..., Any]], prog: str, words: Sequence[str]) -> Callable[..., Any]:
@@ -135,6 +157,8 @@ def chosen(functions: Sequence[Callable[..., Any]], prog: str, words: Sequence[s
     """
     if len(functions) == 1:
         return functions[0]
+    if "--schema" in words:
+        _print_schema(prog, functions)
     parsers = {function: parser_of(function, prog) for function in functions}
     if {"-h", "--help"} & {*words}:
         print("\n\n".join(parser.format_help().rstrip() for parser in parsers.values()))

@@ -19,10 +19,10 @@ def preflight(
     prove: bool = False,
     no_prove: bool = False,
     ignore: Annotated[list[Annotated[str, "CODE"]], EACH] | None = None,
-    format: Literal["text", "json", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
+    format: Literal["text", "json", "agent", "github", "sarif"] | None = None,  # noqa: A002  (it is --format)
     json: bool = False,
     sarif: File | None = None,
-) -> Result:
+) -> Annotated[Result, "isograd.lint.step.report:Preflight"]:
     """Look at the whole training step before a run: loss, data, optimizer, schedule, precision, resume, and the model.
 
     SETUP is package.module:callable or file.py:callable, a function without arguments that returns a Trainer of
@@ -46,7 +46,8 @@ def preflight(
         prove: try every suspicion about the model, however long it takes
         no_prove: try none
         ignore: a code that is not reported; can be repeated
-        format: how findings are written: text, json, workflow commands of GitHub, or SARIF 2.1.0 (default: text)
+        format: how findings are written: text; agent, at most 2,000 characters with patches; json; workflow commands
+            of GitHub; or SARIF 2.1.0 (default: text)
         sarif: a file that the findings are also written to, as SARIF 2.1.0
     """
     if json and format not in (None, "json"):

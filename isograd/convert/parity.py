@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import transformers
@@ -68,7 +68,10 @@ class Logits:
         relative: difference / largest.
         limit: of `relative`; None is not judged.
         rounding: the same of the first model in this precision and in the finest one; None for the finest.
+        passed: within the limit.
     """
+
+    ALSO: ClassVar[tuple[str, ...]] = ("passed",)
 
     precision: Precision
     difference: float | None
@@ -97,6 +100,8 @@ class Generated:
         tokens: that the first model generated.
         judged: all must be equal.
     """
+
+    ALSO: ClassVar[tuple[str, ...]] = ("search", "passed")
 
     precision: Precision
     beams: int

@@ -5,9 +5,10 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isograd.errors import many
+from isograd.files import PAGES, explanation
 
 if TYPE_CHECKING:
     from isograd.lint.proof.trial import Edit, Proof
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 Severity = Literal["error", "warning", "info"]
 Kind = Literal["fact", "suspicion"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # the most severe first
-PAGES = "docs/check"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,14 @@ class Finding:
         message: what was found.
         remedy: what to do about it.
         kind: "fact", shown by a computation that anybody can repeat, or "suspicion", of a design.
+        page: the page of the code in the documentation.
         proof: of a suspicion, what training with and without the change has shown.
         source: the line of code that it is about, where there is one.
         edit: of a suspicion, the change to be tried.
         at: the value of the trace whose making it is about.
     """
+
+    ALSO: ClassVar[tuple[str, ...]] = ("page",)
 
     code: str = ""
     severity: Severity = "error"
@@ -71,8 +74,11 @@ class Findings:
         findings: see `Finding`.
         missed: what could not be checked, and why.
         scheme: names of the inits that a model at initialization follows, "" where none does or it is trained.
+        explain: code -> what it means and what to do, of the codes that were found.
         fixed: with `fix=True` a copy of the model with the changes that were confirmed.
     """
+
+    ALSO: ClassVar[tuple[str, ...]] = ("explain",)
 
     model: str
     placements: dict[str, str]
@@ -96,6 +102,10 @@ class Findings:
     def errors(self) -> list[Finding]:
         return [finding for finding in self.findings if finding.severity == "error"]
 
+    @property
+    def explain(self) -> dict[str, str]:
+        return {code: explanation(code) for code in sorted(self.codes)}
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "model": self.model,
@@ -104,6 +114,7 @@ class Findings:
             "findings": [finding.as_dict() for finding in self.findings],
             "missed": list(self.missed),
             "scheme": self.scheme,
+            "explain": self.explain,
         }
 
     def __str__(self) -> str:

@@ -48,10 +48,10 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (162, 32_900),
-    "convert": (46, 8_200),
-    "lab": (113, 23_500),
-    "papers": (43, 6_700),
+    "core": (162, 33_300),
+    "convert": (46, 8_220),
+    "lab": (113, 23_760),
+    "papers": (43, 6_770),
 }
 MOST = 15  # files on one level of a room
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

@@ -6,7 +6,11 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from isograd.cli import main
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from isograd.cli import functions, main
+from isograd.cli.schema import schema
 
 WORDS = ["the", "wolf", "ran", "over", "a", "green", "hill;", "below", "an", "old", "tree", "it", "rained"]
 TEXT = "".join(f"{' '.join(WORDS[i % 5 : 5 + i % 8])} {i * i % 97} times.\n" for i in range(300))
@@ -26,7 +30,15 @@ def called(*command: str) -> tuple[int, str, str]:
             code = main(command)
         except SystemExit as end:  # argparse
             code = int(end.code or 0)
+    if "--json" in command and out.getvalue():
+        _is_of_its_schema(command[0], json.loads(out.getvalue()))
     return code, out.getvalue(), err.getvalue()
+
+
+def _is_of_its_schema(verb: str, content: Any) -> None:
+    """Every `--json` of every test: with no key that the schema does not name."""
+    wrong = best_match(Draft202012Validator(schema(verb, functions(verb), strict=True)).iter_errors(content))
+    assert wrong is None, f"isograd {verb} --json: {wrong.json_path}: {wrong.message[-300:]}"
 
 
 def refused(*command: str) -> str:

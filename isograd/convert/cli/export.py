@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 from isograd.cli.console import Result, loading
 from isograd.cli.parser import EACH, Folder
@@ -18,7 +18,45 @@ Each = Annotated[list[Annotated[str, "FILE"]], EACH]
 Text = Annotated[str, "FILE"]
 
 
-def import_hf(folder: str, *, out: Folder) -> Result:
+class Parity(TypedDict):
+    """The parity report: what both models compute from the same inputs.
+
+    Attributes:
+        failures: what failed, each in a few words.
+        inputs: kind, sequences, tokens, padding, prompts.
+        files: path -> sha256 of what was written.
+        source: the same of what it was made from.
+        notes: what a user should know, a sentence each.
+    """
+
+    passed: bool
+    failures: list[str]
+    about: str
+    logits: list[Annotated[Any, "isograd.convert.parity:Logits"]]
+    generated: list[Annotated[Any, "isograd.convert.parity:Generated"]]
+    inputs: dict[str, Any]
+    files: dict[str, str]
+    source: dict[str, str]
+    versions: dict[str, str]
+    notes: list[str]
+    date: NotRequired[str]
+
+
+class Written(Parity):
+    """A model that was written, null where nothing was, and its parity report."""
+
+    model: str | None
+
+
+class Exported(Parity):
+    """A model for another library, its folder null where nothing was written, and its parity report."""
+
+    folder: str | None
+    to: NotRequired[str]
+    form: NotRequired[str]
+
+
+def import_hf(folder: str, *, out: Folder) -> Annotated[Result, Written]:
     """Import a model of transformers, of some thirty classes from GPT-2 to Gemma 3, with a parity report.
 
     examples:
@@ -47,7 +85,7 @@ def export(
     text: Text | None = None,
     license: Annotated[str, "ID"] | None = None,  # noqa: A002  (it is --license)
     push: Annotated[str, "REPO"] | None = None,
-) -> Result:
+) -> Annotated[Result, Exported, Written]:
     """Export a model as a class of transformers, or for another runtime, with a parity report.
 
     --to  auto: the nearest class of transformers that holds the model exactly

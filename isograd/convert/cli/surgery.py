@@ -3,13 +3,13 @@
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
 from isograd.cli.console import Result, loading, print_lines, print_path, print_table
 from isograd.cli.parser import EACH, Count, File, Folder, Number
-from isograd.convert.cli.export import differs
+from isograd.convert.cli.export import Parity, Written, differs
 from isograd.errors import InputsError, ModelError, RecipeError, UserError, hint, one_line, refusing
 from isograd.files import read_json, refuse_existing
 from isograd.hub import must_be_a_model
@@ -19,6 +19,44 @@ if TYPE_CHECKING:
     from isograd.convert.initialize import Initialized
 
 Changes = Annotated[list[Annotated[str, "NAME=VALUE"]], EACH]
+
+
+class GraftStep(TypedDict):
+    """One change.
+
+    Attributes:
+        parity: whether the function is what it was; null of a measured change.
+        losses: on held-out text before and after a measured one, nats per token.
+        found: what was measured on the way, a row per layer.
+        warnings: of the watch, while a model was trained on.
+    """
+
+    change: str
+    said: str
+    parity: bool | None
+    losses: tuple[float, float] | None
+    found: list[dict[str, Any]]
+    warnings: list[dict[str, Any]]
+
+
+class Grafted(TypedDict("_Class", {"class": str})):
+    """The changed model, step by step; `parity` is the report where all changes are exact."""
+
+    model: str
+    exact: bool
+    steps: list[GraftStep]
+    parity: Parity | None
+
+
+class Initialization(TypedDict):
+    """What was drawn anew, by role; what stayed; the scheme and the codes that `isograd check` then reports."""
+
+    scheme: str
+    drawn: list[Annotated[Any, "isograd.convert.initialize:Drawn"]]
+    kept: list[str]
+    check: str
+    findings: list[str]
+    out: str
 
 
 def graft(
@@ -32,7 +70,7 @@ def graft(
     data: File | None = None,
     heal: Count | None = None,
     rate: Number = 1e-4,
-) -> Result:
+) -> Annotated[Result, Grafted, Written]:
     """Change a model's structure: layers, heads, norms, streams; exact with a parity report, or measured.
 
     --change  layers=N             more, which write 0 at first (exact); or fewer, by their use (measured)
@@ -101,7 +139,7 @@ def init(
     scheme: Annotated[str, "SCHEME"],
     seed: int = 0,
     batch: Annotated[str, "MODULE:CALLABLE"] | None = None,
-) -> Result:
+) -> Annotated[Result, Initialization]:
     """Initialize any model anew by a named scheme.
 
     MODEL is what 'isograd check' takes. Roles are found by tracing the model, a fused W_QKV part by part. Schemes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
@@ -18,7 +18,7 @@ from isograd.cli.console import (
 from isograd.cli.parser import File, Folder, Name, Words
 from isograd.errors import RecipeError, UserError
 from isograd.hub import must_be_a_model
-from isograd.lab.cli.progress import StudyProgress, announce_resumed, prepare_cells
+from isograd.lab.cli.progress import Ended, StudyProgress, announce_resumed, prepare_cells
 
 if TYPE_CHECKING:
     from isograd.lab.report.runs import ArmFiles
@@ -37,6 +37,23 @@ _SETTINGS = {  # what an option is in a recipe
     "field": "data.field",
     "level": "data.level",
 }
+
+
+class Comparison(TypedDict):
+    """Runs side by side, and the page; the loss that token frequencies alone give, in nats."""
+
+    unigram_entropy: float | None
+    arms: list[Ended]
+    report: str
+
+
+class Tuning(TypedDict):
+    """Arms with the spread of their scores over seeds, each run, and what was found, in sentences."""
+
+    arms: list[dict[str, Any]]
+    runs: list[Ended]
+    findings: list[str]
+    report: str
 
 
 def compare(
@@ -59,7 +76,7 @@ def compare(
     out: Folder | None = None,
     jobs: int | None = None,
     fresh: bool = False,
-) -> Result:
+) -> Annotated[Result, Comparison, Tuning]:
     """Train placements side by side on real text; a table and a page at the end.
 
     examples:
@@ -138,7 +155,7 @@ def classification(
     out: Folder | None = None,
     jobs: int | None = None,
     fresh: bool = False,
-) -> Result:
+) -> Annotated[Result, Tuning]:
     """Fine-tune a model on a task of GLUE over seeds and settings, beside the majority-class baseline.
 
     examples:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
 from isograd.cli.console import Result, announce, loading, output, print_lines, print_path, print_table
 from isograd.cli.parser import File, Folder
+from isograd.cli.schema import Open
 from isograd.errors import InputsError, IsogradError, UserError, command, one_line
 from isograd.hub import must_be_a_model
 
@@ -20,6 +21,43 @@ if TYPE_CHECKING:
     from torch import nn
 
     from isograd.diagnose import Profile
+
+
+class Cause(TypedDict):
+    """A cause; `tested` where changing it was tried."""
+
+    cause: str
+    evidence: str
+    remedy: str
+    tested: bool
+
+
+class Explanation(Open):
+    """A run, a model or the setup of a run, explained.
+
+    Attributes:
+        broken: a run that diverged, collapsed or failed; a model or a setup with an error.
+        causes: the likeliest first.
+        next: the command to type, "" where there is none.
+    """
+
+    of: str
+    verdict: str
+    broken: bool
+    causes: list[Cause]
+    warnings: list[dict[str, Any]]
+    findings: list[Annotated[Any, "isograd.lint.findings:Finding"]]
+    profile: list[dict[str, Any]]
+    next: str
+    page: str
+
+
+class Spikes(TypedDict):
+    """Spikes of a watched script, each with its sentence, its trials and its remedy."""
+
+    of: str
+    spikes: list[dict[str, Any]]
+    page: str
 
 
 def explain(
@@ -32,7 +70,7 @@ def explain(
     seed: int = 0,
     device: Literal["cpu", "cuda"] = "cpu",
     out: Folder | None = None,
-) -> Result:
+) -> Annotated[Result, Explanation, Spikes]:
     """Explain a run or a model on one page: the verdict, since when, ranked causes, the next command.
 
     RUN is the folder of a run of isograd train, or of isograd watch --spikes; MODEL what isograd check takes, or

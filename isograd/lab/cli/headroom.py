@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from rich.markup import escape
 
@@ -12,7 +12,39 @@ from isograd.errors import UserError, refusing
 
 if TYPE_CHECKING:
     from isograd.lab.report.style import Output
-    from isograd.lab.study.headroom import Chain
+    from isograd.lab.study.headroom import Chain as SearchChain
+
+
+class Chain(TypedDict):
+    """The rates that were tried with one seed, and the boundary, null before it is found."""
+
+    placement: str
+    warmup: int
+    seed: int
+    tried: list[dict[str, Any]]
+    boundary: Annotated[Any, "isograd.lab.study.boundary:Boundary"] | None
+
+
+class Level(TypedDict):
+    """The boundary over seeds."""
+
+    placement: str
+    warmup: int
+    level: Annotated[Any, "isograd.lab.study.boundary:BoundaryInterval"] | None
+
+
+class Headroom(TypedDict):
+    """The maximum stable learning rate by placement and warm-up, and what it cost."""
+
+    placements: list[str]
+    warmups: list[int]
+    seeds: list[int]
+    search: Annotated[Any, "isograd.lab.study.boundary:RateSearch"]
+    levels: list[Level]
+    chains: list[Chain]
+    cost: dict[str, float]
+    findings: list[str]
+    report: str
 
 
 def headroom(
@@ -27,7 +59,7 @@ def headroom(
     out: Folder | None = None,
     jobs: Count | None = None,
     retry: bool = False,
-) -> Result:
+) -> Annotated[Result, Headroom]:
     """Find the maximum stable learning rate, by placement and warm-up.
 
     examples:
@@ -82,10 +114,10 @@ def headroom(
     spent = {"runs": 0, "updates": 0, "seconds": 0.0}
     with Bar("chains", chains) as bar:
 
-        def on_step(chain: "Chain", rate: float, step: int, loss: float) -> None:
+        def on_step(chain: "SearchChain", rate: float, step: int, loss: float) -> None:
             bar.update(f"{_cost(spent)}  {chain}: {rate:.3g}, step {step}, loss {loss:.3f}")
 
-        def on_trial(chain: "Chain", one: dict[str, Any]) -> None:
+        def on_trial(chain: "SearchChain", one: dict[str, Any]) -> None:
             for name, more in (("runs", 1), ("updates", one["steps"]), ("seconds", one["seconds"])):
                 spent[name] += more
             end = chain.next(plan.search)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isograd.cli.console import COLOURS, Bar, announce, in_words, progress
+from isograd.cli.schema import Open
 from isograd.lab.study.labels import said, shown
 from isograd.lab.study.plan import Cell
 
@@ -31,6 +32,14 @@ MARKS = {
 }
 _LOOKS = {"waiting": "dim", "running": "cyan", "broken": "yellow", **COLOURS}
 EVERY = 100  # steps between lines of progress, and at most 20 lines a run
+
+
+class Ended(Open):
+    """How a run ended: its outcome.json, and where it lies."""
+
+    outcome: Annotated[str, "isograd.outcome:OutcomeName"]
+    folder: NotRequired[str]
+    error: NotRequired[str]
 
 
 class StudyProgress:

@@ -1,5 +1,7 @@
 """`isograd show recipes`, `isograd show RECIPE`: what comes with isograd, by name."""
 
+from typing import Annotated, TypedDict
+
 from rich.markup import escape
 
 from isograd.cli.console import Result, print_table
@@ -19,7 +21,15 @@ def _is_recipe(name: str) -> bool:
 TAKES = {"show_recipe": _is_recipe}
 
 
-def show_recipe(recipe: str = RECIPES) -> Result:
+class RecipeShown(TypedDict):
+    """A recipe of the package: what it shows, the command, its file."""
+
+    about: str
+    command: str
+    file: str
+
+
+def show_recipe(recipe: str = RECIPES) -> Annotated[Result, dict[str, RecipeShown]]:
     """Print the recipes of the package, or one of them.
 
     examples:

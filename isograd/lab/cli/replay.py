@@ -2,15 +2,41 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from rich.markup import escape
 
 from isograd.cli.console import Result, loading, print_lines, print_path, print_table
 from isograd.cli.parser import Count, Folder, Words
+from isograd.cli.schema import Open
 from isograd.errors import UserError, command, refusing
 from isograd.hub import is_watched
-from isograd.lab.cli.progress import StudyProgress
+from isograd.lab.cli.progress import Ended, StudyProgress
+
+
+class Change(TypedDict):
+    """One change of the recipe, its runs, and whether it cures."""
+
+    change: str
+    settings: list[str]
+    control: bool
+    begins: int | None
+    finished: int
+    seeds: int
+    verdict: str
+    runs: list[Ended]
+
+
+class Replayed(Open):
+    """Which change would have cured a run; `by_chance`: another seed alone did."""
+
+    parent: str
+    run: dict[str, Any]
+    changes: list[Change]
+    cures: list[str]
+    by_chance: bool
+    unchanged: str
+    report: str
 
 
 def replay(
@@ -23,7 +49,7 @@ def replay(
     out: Folder | None = None,
     jobs: Count | None = None,
     retry: bool = False,
-) -> Result:
+) -> Annotated[Result, Replayed]:
     """Find which change cures a run that diverged or collapsed: a short run per change, from before the break.
 
     examples:

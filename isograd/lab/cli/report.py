@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from isograd.cli.console import Result, print_lines, print_path, warn, working
 from isograd.cli.parser import EACH, Folder
@@ -50,6 +50,52 @@ def formats(text: str) -> str:
 Length = Annotated[float, inches, "LENGTH"]
 
 
+class RunsFound(TypedDict):
+    """A page of runs: what was found, in sentences, and results.json."""
+
+    report: str
+    findings: list[str]
+    runs: Any
+
+
+class RunsReport(TypedDict):
+    """A page for each kind of run, and folders that cannot be read."""
+
+    reports: list[RunsFound]
+    left_out: list[str]
+
+
+class Figures(TypedDict):
+    """The figures that were written, and folders that cannot be read."""
+
+    figures: list[str]
+    left_out: list[str]
+
+
+class Page(TypedDict):
+    """A page that was opened."""
+
+    page: str
+
+
+class Watched(TypedDict):
+    """The page of a watched loop, and its warnings."""
+
+    report: str
+    warnings: list[dict[str, Any]]
+
+
+class Loops(TypedDict):
+    """The page of watched loops, and a row for each."""
+
+    report: str
+    loops: list[dict[str, str]]
+
+
+# What verbs of their own print, too, of their folders.
+_ELSEWHERE = tuple(f"isograd.lab.cli.{name}" for name in ("study:StudyFound", "headroom:Headroom", "replay:Replayed"))
+
+
 def report(
     *folders: Folder,
     out: Folder | None = None,
@@ -64,7 +110,7 @@ def report(
     font: Annotated[str, "FAMILY"] | None = None,
     format: list[Annotated[str, formats, "FORMAT"]] | None = None,  # noqa: A002  (it is --format)
     open: bool = False,  # noqa: A002  (it is --open)
-) -> Result:
+) -> Annotated[Result, RunsReport, Figures, Page, Watched, Loops, *_ELSEWHERE]:
     """Make tables and figures of runs from their folders.
 
     examples:

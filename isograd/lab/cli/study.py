@@ -4,14 +4,14 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
 from isograd.cli.console import Bar, Result, loading, output, print_lines, print_path, print_table
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
-from isograd.lab.cli.progress import prepare_cells, train_cells
+from isograd.lab.cli.progress import Ended, prepare_cells, train_cells
 
 if TYPE_CHECKING:
     from isograd.lab.report.study.page import StudyReport
@@ -27,6 +27,34 @@ def _shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+class Cells(TypedDict):
+    """The cells of a study, those left, and the seconds that all and those left will take."""
+
+    cells: list[dict[str, Any]]
+    left: int
+    seconds: float
+    seconds_left: float
+
+
+class StudyRows(TypedDict):
+    """The row of each cell that has ended; the page, null of a shard."""
+
+    rows: list[Ended]
+    cells: int
+    report: str | None
+
+
+class StudyFound(TypedDict):
+    """What the statistics of a study say, in sentences and as rows; folders that cannot be read."""
+
+    report: str
+    summary: list[str]
+    arms: list[dict[str, Any]]
+    comparisons: list[dict[str, Any]]
+    cells: list[dict[str, Any]]
+    left_out: list[str]
+
+
 def study(
     recipe: File,
     *overrides: Words,
@@ -38,7 +66,7 @@ def study(
     threads: Count = 1,
     retry: bool = False,
     shard: Annotated[tuple[int, int], _shard, "I/N"] | None = None,
-) -> Result:
+) -> Annotated[Result, Cells, StudyRows]:
     """Sweep over settings and seeds: placements x depths x rates x warm-ups, and their statistics.
 
     examples:

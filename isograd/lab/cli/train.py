@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
@@ -18,8 +18,9 @@ from isograd.cli.console import (
     progress,
 )
 from isograd.cli.parser import Count, File, Folder, Words
+from isograd.cli.schema import Open
 from isograd.errors import UserError, many
-from isograd.lab.cli.progress import RunProgress, announce_runs
+from isograd.lab.cli.progress import Ended, RunProgress, announce_runs
 from isograd.placement import get
 
 if TYPE_CHECKING:
@@ -30,6 +31,36 @@ Row = tuple[str, str, str]
 TAKES = {"init_recipe": lambda name: False}  # which --new asks for
 
 
+class Forecasted(TypedDict):
+    """What a run will take; memory in bytes on each device, rates at the turns of the schedule."""
+
+    parameters: int
+    parts: dict[str, int]
+    non_embedding: int
+    vocabulary: int
+    devices: int
+    memory: dict[str, Any]
+    tokens_per_update: int
+    steps: int
+    tokens: int
+    tokens_per_parameter: float
+    flops: float
+    rates: list[dict[str, float]]
+
+
+class Recipe(Open):
+    """The keys of a recipe."""
+
+    task: str
+    training: dict[str, Any]
+
+
+class NewRecipe(Recipe):
+    """A recipe that was written, and its file."""
+
+    recipe: str
+
+
 def train(
     recipe: str | None = None,
     *overrides: Words,
@@ -37,7 +68,7 @@ def train(
     keys: bool = False,
     dry_run: bool = False,
     world_size: Count | None = None,
-) -> Result:
+) -> Annotated[Result, Ended, Forecasted, Recipe]:
     """Train one model from a recipe.
 
     examples:
@@ -81,7 +112,7 @@ def init_recipe(
     new: bool = False,
     task: Literal["language", "masked"] = "language",
     out: File | None = None,
-) -> Result:
+) -> Annotated[Result, NewRecipe]:
     """Write a first recipe for your own text, with a reason beside each setting.
 
     examples:

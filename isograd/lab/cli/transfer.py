@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import yaml
 from rich.markup import escape
@@ -20,6 +20,41 @@ if TYPE_CHECKING:
 Sizes = Annotated[str, "FROM:TO"]
 
 
+class Coordinates(TypedDict):
+    """What moves in four updates over sizes: its values by size, the power of the size, a verdict."""
+
+    quantity: str
+    values: dict[str, list[float]]
+    power: float
+    interval: tuple[float, float] | None
+    verdict: str
+
+
+class Transferred(TypedDict):
+    """The target: settings with factor and reason, papers, cautions, the recipe, its file."""
+
+    rule: str | None
+    settings: list[Annotated[Any, "isograd.lab.study.transfer.plan:Setting"]]
+    sources: list[str]
+    cautions: list[str]
+    recipe: dict[str, Any]
+    out: str | None
+    check: NotRequired[dict[str, list[Coordinates]]]
+
+
+class DriftFound(TypedDict):
+    """How far the best rate of an arm moves over sizes: best is size -> seed -> rate; interval has its coverage."""
+
+    arm: str
+    axis: str
+    best: dict[str, dict[str, Annotated[Any, "isograd.lab.study.transfer.drift:Best"]]]
+    drift: float
+    interval: tuple[float, float, float] | None
+    seeds: int
+    open: bool
+    verdict: str
+
+
 def transfer(
     recipe: str,
     *overrides: Words,
@@ -28,7 +63,7 @@ def transfer(
     rule: Annotated[str, "RULE"] | None = None,
     check: bool = False,
     out: File | None = None,
-) -> Result:
+) -> Annotated[Result, Transferred, list[DriftFound]]:
     """Carry the settings of a small model to a deeper or wider one.
 
     examples:

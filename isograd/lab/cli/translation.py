@@ -11,7 +11,7 @@ from functools import partial
 from importlib.metadata import version
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
 from rich.console import Console
 from rich.markup import escape
@@ -199,6 +199,35 @@ def _scored(translation: "TranslatedLine") -> str:
     return f"{score}\t{translation.text}"
 
 
+class Scored(TypedDict):
+    """Scores from 0 to 100 (a lower `ter` is better); of a model also how it searched, how fast, what failed."""
+
+    bleu: float
+    chrf: float
+    ter: float
+    legacy_bleu: float
+    exact_match: float
+    lines: int
+    signatures: dict[str, str]
+    text: dict[str, str]
+    references: str
+    provenance: dict[str, Any]
+    hypotheses: NotRequired[str]
+    model: NotRequired[str]
+    sources: NotRequired[str]
+    beam: NotRequired[int]
+    length_penalty: NotRequired[float]
+    early_stopping: NotRequired[bool | str]
+    stretch: NotRequired[float]
+    extra: NotRequired[int]
+    tokens: NotRequired[int]
+    precision: NotRequired[str]
+    seconds: NotRequired[float]
+    lines_per_second: NotRequired[float]
+    tokens_per_second: NotRequired[float]
+    failures: NotRequired[list[dict[str, Any]]]
+
+
 def evaluate(
     model: str | None = None,
     *,
@@ -214,7 +243,7 @@ def evaluate(
     hyp: File | None = None,
     tokenized: bool = False,
     language: Annotated[str, "CODE"] | None = None,
-) -> Result:
+) -> Annotated[Result, Scored]:
     """Score a model's translations, or those of a file: BLEU, chrF, TER and exact match.
 
     examples:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from isograd.cli.console import Bar, Result, loading, must_be_writable, output, print_table
 from isograd.cli.parser import Count, File, Folder
@@ -16,6 +16,31 @@ if TYPE_CHECKING:
     from isograd.lab.evaluate.zero_shot import Score, ZeroShot
 
 _COLOURS = {"above chance": "green", "at chance": "dim", "below chance": "red"}
+
+
+Scores = list[Annotated[Any, "isograd.lab.evaluate.zero_shot:Score"]]
+
+
+class ZeroShotScores(TypedDict):
+    """Accuracies by task; of a group also those of its members, by kind; tasks that failed, and why."""
+
+    model: str
+    data: str
+    limit: int | None
+    seed: int | None
+    batch: int | None
+    precision: str
+    scores: Scores
+    details: dict[str, dict[str, Scores]]
+    failures: dict[str, str]
+    empty_context: str | None
+    texts: int
+    truncated: int
+    pieced: int
+    seconds: float
+    texts_per_second: float
+    task_versions: dict[str, Any]
+    provenance: dict[str, Any]
 
 
 def zero_shot(
@@ -30,7 +55,7 @@ def zero_shot(
     threads: Count | None = None,
     details: bool = False,
     out: File | None = None,
-) -> Result:
+) -> Annotated[Result, ZeroShotScores]:
     """Evaluate a causal language model on HellaSwag, PIQA, BLiMP and others.
 
     tasks: hellaswag piqa winogrande openbookqa arc_easy arc_challenge lambada_openai blimp, and any other name that

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from isograd.errors import DataError, first_line
 from isograd.lab.evaluate.harness import Scorer, evaluate, quiet_harness, unweighted_mean_stderr
@@ -33,6 +33,8 @@ class Score:
         chance: the accuracy of a guess: the mean of 1 / choices; 0 where a word is asked for.
         n: documents.
     """
+
+    ALSO: ClassVar[tuple[str, ...]] = ("verdict",)
 
     task: str
     metric: str

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from isograd.cli.console import Result
 from isograd.cli.parser import EACH, Folder
-from isograd.convert.cli.export import written
+from isograd.convert.cli.export import Written, written
 from isograd.errors import UserError
 from isograd.text import must_be_a_file
 
@@ -25,7 +25,7 @@ def import_fairseq(
     bpe_codes: Text | None = None,
     options: Text | None = None,
     option: Annotated[list[Annotated[str, "NAME=VALUE"]], EACH] | None = None,
-) -> Result:
+) -> Annotated[Result, Written]:
     """Import a model of fairseq or Transformer-Clinic (ADMIN), with a parity report.
 
     examples:
@@ -76,7 +76,7 @@ def import_torch(
     pad: Annotated[int, "ID"] | None = None,
     bos: Annotated[int, "ID"] | None = None,
     eos: Annotated[int, "ID"] | None = None,
-) -> Result:
+) -> Annotated[Result, Written]:
     """Import a torch.nn.Transformer or TransformerEncoder, with a parity report.
 
     examples:

@@ -4,7 +4,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 from rich.markup import escape
 
@@ -18,16 +18,63 @@ from isograd.cli.console import (
     progress,
 )
 from isograd.cli.parser import Count, Folder
+from isograd.cli.schema import Open
 from isograd.errors import IsogradError, UserError, one_line
 from isograd.lab.cli.progress import prepare_cells, train_cells
 from isograd.machine import pin
 
 if TYPE_CHECKING:
     from isograd.papers.reproduce.full import Needs
-    from isograd.papers.reproduce.item import Item
+    from isograd.papers.reproduce.item import Item as PaperItem
     from isograd.papers.reproduce.plan import Asked, Planned
 
 _COLOURS = {"same direction": "green", "not seen": "cyan", "opposite": "red", "not run": "yellow"}
+
+
+class Item(Open):
+    """An item of a paper; `state`: whether it has run."""
+
+    paper: str
+    item: str
+    shows: str
+    claim: str
+    minutes: float
+    state: str
+
+
+class ItemResult(Open):
+    """What an item's runs say beside the paper's numbers; `failed`: why there is no verdict."""
+
+    item: str
+    verdict: str | None
+    reason: NotRequired[str]
+    page: NotRequired[str]
+    failed: NotRequired[list[str]]
+
+
+class ItemResults(TypedDict):
+    """The items that were asked for."""
+
+    items: list[ItemResult]
+
+
+class Index(TypedDict):
+    """The index that was written."""
+
+    index: str
+
+
+class FullSize(TypedDict):
+    """What an item takes at the paper's size; memory in bytes."""
+
+    recipe: str
+    devices: int
+    hours: float
+    memory: int
+    reading: list[str]
+    remote: list[str]
+    lacking: str | None
+    runs: list[dict[str, Any]]
 
 
 def reproduce(
@@ -45,7 +92,7 @@ def reproduce(
     index: Folder | None = None,
     cores: "list[int] | None" = None,
     json: bool = False,
-) -> Result:
+) -> Annotated[Result, ItemResults, dict[str, Item], dict[str, FullSize], Index]:
     """Reproduce a table, a figure or a claim of the papers at a size for two cores: runs, figure, verdict.
 
     examples:
@@ -119,14 +166,14 @@ def reproduce(
     return _reproduce(found, asked, retry, json, index)
 
 
-def _has_ended(item: "Item", asked: "Asked", kept: dict[str, Any]) -> bool:
+def _has_ended(item: "PaperItem", asked: "Asked", kept: dict[str, Any]) -> bool:
     """Whether --out or the index has a result of it, with today's setup and of the same data."""
     same = {"setup": item.setup(), "with data": asked.data is not None and bool(item.corpora), "changed": []}
     ended = [result for result in (_result(item, asked.out), kept) if result.get("verdict") not in (None, "not run")]
     return any(all(result.get(key) == value for key, value in same.items()) for result in ended)
 
 
-def _result(item: "Item", out: Path) -> dict[str, Any]:
+def _result(item: "PaperItem", out: Path) -> dict[str, Any]:
     """Of its newest run below `out`; empty where it has not ended there."""
     from isograd.files import read_object
     from isograd.papers.reproduce.plan import folder_of
@@ -137,7 +184,7 @@ def _result(item: "Item", out: Path) -> dict[str, Any]:
         return {}
 
 
-def _state(item: "Item", out: Path) -> str:
+def _state(item: "PaperItem", out: Path) -> str:
     """Whether it has run, as `--list` says it."""
     result = _result(item, out)
     if item.missing or result.get("verdict", "not run") == "not run":
@@ -147,7 +194,7 @@ def _state(item: "Item", out: Path) -> str:
     return f"{result['verdict']} ({result.get('date', 'no date')}{since}{stood})"
 
 
-def _list(items: "Sequence[Item]", out: Path, states: dict[str, str]) -> None:
+def _list(items: "Sequence[PaperItem]", out: Path, states: dict[str, str]) -> None:
     console = output(soft_wrap=True)
     for paper in dict.fromkeys(item.paper for item in items):
         console.print(f"\n[bold underline]{escape(paper)}[/]")
@@ -165,7 +212,7 @@ def _list(items: "Sequence[Item]", out: Path, states: dict[str, str]) -> None:
     print("min: minutes of one core, shared runs included; data: a folder below --data (what stands in without it)")
 
 
-def _reproduce(items: "Sequence[Item]", asked: "Asked", retry: bool, json: bool, index: Path | None) -> Result:
+def _reproduce(items: "Sequence[PaperItem]", asked: "Asked", retry: bool, json: bool, index: Path | None) -> Result:
     """Each item in turn; one that fails does not end the others."""
     from isograd.papers.reproduce.plan import plan_item
 
@@ -258,7 +305,7 @@ def _print(result: dict[str, Any], several: bool) -> None:
     print_path(f"page: {result['page']}")
 
 
-def _full(items: "Sequence[Item]", asked: "Asked", devices: int | None, run: bool) -> Result:
+def _full(items: "Sequence[PaperItem]", asked: "Asked", devices: int | None, run: bool) -> Result:
     """What the paper's size needs; with `run` it is started, item after item."""
     with loading():
         from isograd.papers.reproduce.full import must_start, needs

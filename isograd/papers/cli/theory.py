@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from rich.markup import escape
 
@@ -20,6 +20,55 @@ _COLOURS = {"holds": "green", "false": "yellow"}
 _THREADS = 1  # two wait for each other in products this small: 6.5 CPU minutes for 1.8, on busy cores
 
 
+class Sentence(TypedDict):
+    """A claim of a paper, and the placements that it is measured of."""
+
+    name: str
+    title: str
+    source: str
+    statement: str
+    number: str
+    how: str
+    axes: Annotated[Any, "isograd.papers.theory.claim:Axes"]
+    placements: list[str]
+
+
+_Sentences = dict[str, Sentence]
+
+
+class ClaimVerdict(TypedDict):
+    """Whether a claim holds of a placement: predicted, measured, its interval over seeds, the tolerance."""
+
+    claim: str
+    placement: str
+    case: str
+    subject: str
+    predicted: float | tuple[float, float]
+    measured: float
+    interval: tuple[float, float] | None
+    tolerance: tuple[float | None, float | None]
+    holds: bool
+    seeds: int
+    refuted: str
+
+
+class Verdicts(TypedDict):
+    """A verdict each, those of the negative controls, and the page."""
+
+    verdicts: list[ClaimVerdict]
+    negative_controls: list[ClaimVerdict]
+    page: str
+    facts: dict[str, str]
+
+
+class OfDesign(TypedDict):
+    """The number of one placement in each claim, and which of the papers' it is like."""
+
+    placement: str
+    claims: list[dict[str, Any]]
+    file: str
+
+
 def theory(
     *claims: Annotated[str, "CLAIM"],
     list: bool = False,  # noqa: A002  (it is --list)
@@ -27,7 +76,7 @@ def theory(
     placement: str | None = None,
     seeds: Count | None = None,
     out: Folder = Path("runs/theory"),
-) -> Result:
+) -> Annotated[Result, Verdicts, _Sentences, OfDesign]:
     """Measure the papers' claims about a stack at initialization: a verdict each.
 
     examples:
