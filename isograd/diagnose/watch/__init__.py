@@ -69,6 +69,7 @@ SIGNALS = (
     | {"ids", "rounded", "resume", "ranks", "schedule"}
     | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 )
+_BY_TARGETS = {"low", "stall", "unigram"}  # signals of a loss that is measured against its targets
 _SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
 
 
@@ -277,6 +278,10 @@ class Watch:
             new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)
             new += self.continued.look(step, self._begun) if self._read == FIRST else []
             new += self._try("batches", self._batches.look, step, batch, self._collapse, reading.loss) or []
+            if _BY_TARGETS & {row["signal"] for row in new} and not self._targets.meant(
+                self._model, batch, reading.loss
+            ):
+                new = [row for row in new if row["signal"] not in _BY_TARGETS]
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
         self._waiting.clear()

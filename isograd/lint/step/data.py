@@ -99,7 +99,10 @@ def _equal_rows(batch: Any) -> list[float]:
 
 
 def _pairs(seen: Seen) -> Results:
-    """Two inputs of ids that are equal in some rows, as a chosen and a rejected text that were cut to their prompt."""
+    """Two inputs of ids that are equal in some rows, as a chosen and a rejected text that were cut to their prompt; of a
+    trainer with a reference model, the first and the second half of one.
+    """
+    halves = getattr(seen.setup.given, "ref_model", seen) is not seen
     equal: dict[tuple[str, str], list[Tensor]] = {}
     for batch in seen.batches[:8]:
         try:
@@ -111,6 +114,10 @@ def _pairs(seen: Seen) -> Results:
         for (a, x), (b, y) in combinations(ids.items(), 2):
             if x.shape == y.shape:
                 equal.setdefault((a, b), []).append((x == y).all(1))
+        for name, x in ids.items() if halves and len(ids) == 1 else ():
+            if len(x) % 2 == 0:
+                pair = f"the chosen half of {name}", "the rejected one"
+                equal.setdefault(pair, []).append((x[: len(x) // 2] == x[len(x) // 2 :]).all(1))
     for (a, b), rows in equal.items():
         share = float(torch.cat(rows).float().mean())
         if 0.1 < share < 0.95:

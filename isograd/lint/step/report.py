@@ -44,7 +44,7 @@ FOLLOWS = {  # a code -> those that are its consequences
     "targets-constant": ("data-sorted", "target-in-inputs", "target-unrelated"),
     "same-batch": ("data-sorted", "epochs-alike"),
     "loss-not-finite": ("resume-loses", "resume-differs", "gradients-add-up", "weights-still"),
-    "batch-without-targets": ("loss-not-finite", "resume-loses", "resume-differs"),
+    "batch-without-targets": ("output-not-finite", "loss-not-finite", "resume-loses", "resume-differs"),
     "data-not-finite": (
         "loss-not-finite",
         "resume-loses",
@@ -273,6 +273,7 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
         return None
     model = seen.record.called or seen.setup.model
     args, kwargs = forward.inputs
+    kwargs = {name: value for name, value in kwargs.items() if name != "fused_lm_head"}  # of trl: it returns no logits
     batch = kwargs if kwargs and not args else args
     if args and kwargs:
         names = list(inspect.signature(model.forward).parameters)
