@@ -196,7 +196,10 @@ class Watch:
         if self._gradients is not None and self._step % self._every:
             return
         if all(p.grad is None for p in self._model.parameters()):
-            raise ValueError("no parameter has a gradient; call step() after loss.backward() and before zero_grad()")
+            raise ValueError(
+                "no parameter has a gradient; call step() after loss.backward() and before"
+                " zero_grad(); a model that was built anew needs a watch of its own"
+            )
         loss = loss.detach() if isinstance(loss, Tensor) else loss
         if self._gradients is None:
             self._try("the model", self._begin, batch, loss)
@@ -322,6 +325,10 @@ class Watch:
         """After the run has gone back to a state of before: what its losses said until then holds no longer."""
         self._losses = Losses(self.trained_by)
         self._first.begin_again()
+
+    def goes_on(self, before: "Watch") -> None:
+        """Of a run that another watch has followed so far, of a model that was replaced: steps are counted on."""
+        self._step, self.continued = before._step, Continued([])
 
     def close(self) -> None:
         """Read and write what is left; where gradients are sharded, every process has to call this."""

@@ -279,7 +279,7 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
         names = list(inspect.signature(model.forward).parameters)
         batch = dict(zip(names, args, strict=False)) | kwargs
     large = is_large(model)
-    batch = few_sequences(model, as_inputs(batch), 2 if large else SEQUENCES)
+    batch = few_sequences(model, as_inputs(batch), 2 if large or seen.wide else SEQUENCES)
     with suppress(InputsError):  # short inputs serve a large model, where they can be guessed
         batch = guess_inputs(model) if large else batch
     peaks = [p for o in seen.setup.optimizers for g in o.param_groups for p in [seen.peak(g)] if p == p]

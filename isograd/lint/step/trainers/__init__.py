@@ -100,8 +100,8 @@ def _of_trainer(trainer: Any, parts: dict[str, Any]) -> Setup:
 
 @contextlib.contextmanager
 def _logits(model: nn.Module) -> Iterator[None]:
-    """The head of trl that forms no logits (`fused_lm_head=True`) forms them, and torch's cross-entropy, which the rules
-    see. The numbers are the same to rounding.
+    """The head of trl that forms no logits (`fused_lm_head=True`) forms them, and torch's cross-entropy of them: the
+    rules see that. The numbers are the same to rounding.
     """
     own = [(module, module.forward) for module in model.modules() if "forward" in vars(module)]
     for module, forward in own:
