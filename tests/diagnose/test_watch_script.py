@@ -165,6 +165,53 @@ def test_an_exception_is_the_script_s_and_all_is_put_back(tmp_path: Path, capsys
     assert [row["step"] for row in read_rows(tmp_path / "rows/metrics.jsonl")] == [1, 2, 3, 4]
 
 
+MIDWAY = """
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for update in range(40):
+    if update == 8:
+        CHANGE
+    x, y = batches[update % 8]
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ANEW = "optimizer = torch.optim.AdamW(model.parameters(), 1e-3)"
+
+
+@pytest.mark.parametrize(
+    ("change", "rows", "said"),
+    [
+        ("model = torch.compile(model, backend='eager')", 40, ""),
+        (ANEW, 30, ""),
+        (
+            f"model = Model(''); {ANEW}",
+            30,
+            "another model is trained, a Model in place of a Model; it is followed from",
+        ),
+    ],
+)
+def test_a_model_that_is_replaced_midway_is_followed(change: str, rows: int, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MODEL + MIDWAY.replace("CHANGE", change))
+    code, _, err = called("watch", "--out", str(tmp_path / "rows"), str(script))
+    found = [row["step"] for row in read_rows(tmp_path / "rows" / PER_STEP)]
+    assert code == 0 and abs(len(found) - rows) <= 1 and found == sorted(set(found)), (found, err)
+    assert (said or "another model") in err if said else "another model" not in err
+    assert not read_rows(tmp_path / "rows/warnings.jsonl")
+
+
+def test_two_models_in_turns_are_not_taken_for_one_replaced(tmp_path: Path) -> None:
+    other = "other = Model('')\nsecond = torch.optim.AdamW(other.parameters(), 1e-3)\n"
+    turns = "    for _ in range(12):\n        second.zero_grad()\n        model(x)\n"
+    turns += "        F.cross_entropy(other(x).flatten(0, 1), y.flatten()).backward()\n        second.step()\n"
+    script = tmp_path / "train.py"
+    script.write_text(MODEL + other + MIDWAY.replace("CHANGE", "pass").replace("range(40)", "range(6)") + turns)
+    code, _, err = called("watch", "--out", str(tmp_path / "rows"), str(script))
+    assert code == 0 and "another model" not in err
+    assert [row["step"] for row in read_rows(tmp_path / "rows" / PER_STEP)] == [*range(1, 7)]
+
+
 def test_a_fault_of_a_script_is_reported(tmp_path: Path) -> None:
     text = MODEL + LOOPS["two optimizers"].replace("batches[:4]", "2 * batches")
     text = text.replace("1e-2)", "0.0)").replace("1e-3)", "0.0)")

@@ -69,6 +69,7 @@ SIGNALS = (
     | {"ids", "rounded", "resume", "ranks", "schedule"}
     | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 )
+_BY_TARGETS = {"low", "stall", "unigram"}  # signals of a loss that is measured against its targets
 _SHORT = ("gradients", "unigram", "nonfinite")  # whose messages do not say the remedy
 
 
@@ -195,7 +196,10 @@ class Watch:
         if self._gradients is not None and self._step % self._every:
             return
         if all(p.grad is None for p in self._model.parameters()):
-            raise ValueError("no parameter has a gradient; call step() after loss.backward() and before zero_grad()")
+            raise ValueError(
+                "no parameter has a gradient; call step() after loss.backward() and before"
+                " zero_grad(); a model that was built anew needs a watch of its own"
+            )
         loss = loss.detach() if isinstance(loss, Tensor) else loss
         if self._gradients is None:
             self._try("the model", self._begin, batch, loss)
@@ -277,6 +281,10 @@ class Watch:
             new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)
             new += self.continued.look(step, self._begun) if self._read == FIRST else []
             new += self._try("batches", self._batches.look, step, batch, self._collapse, reading.loss) or []
+            if _BY_TARGETS & {row["signal"] for row in new} and not self._targets.meant(
+                self._model, batch, reading.loss
+            ):
+                new = [row for row in new if row["signal"] not in _BY_TARGETS]
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
         self._waiting.clear()
@@ -317,6 +325,10 @@ class Watch:
         """After the run has gone back to a state of before: what its losses said until then holds no longer."""
         self._losses = Losses(self.trained_by)
         self._first.begin_again()
+
+    def goes_on(self, before: "Watch") -> None:
+        """Of a run that another watch has followed so far, of a model that was replaced: steps are counted on."""
+        self._step, self.continued = before._step, Continued([])
 
     def close(self) -> None:
         """Read and write what is left; where gradients are sharded, every process has to call this."""

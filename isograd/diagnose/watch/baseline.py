@@ -21,6 +21,7 @@ from torch.nn import functional
 from isograd.trace.record import tensors, unwrapped
 
 LABELS = ("labels", "shift_labels", "targets", "target", "y", "label")
+OTHER = 2.0  # times: a loss farther from each that the outputs give is one of something else
 SAME = 0.1  # the log of the ratio of two losses that are one, but for dropout
 OWN = "the model's own"
 TRIES = 3  # batches on which the loss may be recognized
@@ -96,6 +97,7 @@ class Targets:
         self._known = None if unigram_entropy is None else Baseline(kind="tokens", value=unigram_entropy)
         self._kind: str | None = None
         self._tries = 0
+        self._asked = self._other = False  # whether the loss is one of these targets at all
         self._counts = TokenCounts()
         self._numbers = StepNumbers()
 
@@ -121,11 +123,22 @@ class Targets:
 
     def baseline(self) -> Baseline | None:
         """None where the loss is not known, and below ten labels of a kind, or `ENOUGH` targets."""
-        if self._known is not None:
+        if self._known is not None or self._other:
             return self._known
         kind = self._kind or "tokens"
         value = self._counts.entropy() if kind in ("tokens", "classes") else self._numbers.best(kind)
         return None if value is None or value <= 0 else Baseline(kind=kind, value=value)
+
+    def meant(self, model: nn.Module, batch: Any, loss: float) -> bool:
+        """Whether the loss is one of these targets, asked once: a preference loss (DPO) is formed of a model that is
+        given labels, too. Where nothing tells, it is.
+        """
+        if not self._asked and self._known is None and targets_of(batch):
+            self._asked = True
+            with suppress(Exception):  # as in `recognize`
+                given = [value / loss for value in losses_of(model, batch).values() if value > 0 and loss > 0]
+                self._other = bool(given) and all(max(by, 1 / by) > OTHER for by in given)
+        return not self._other
 
     def of(self, batch: Any) -> Baseline | None:
         """The best constant of one batch by itself: what knows no inputs cannot come below it there."""

@@ -15,7 +15,7 @@ from isograd.cli.console import Result, announce, loading, output, print_lines, 
 from isograd.cli.parser import File, Folder
 from isograd.cli.schema import Open
 from isograd.errors import InputsError, IsogradError, UserError, command, one_line
-from isograd.hub import must_be_a_model
+from isograd.hub import is_watched, must_be_a_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +73,7 @@ def explain(
 ) -> Annotated[Result, Explanation, Spikes]:
     """Explain a run or a model on one page: the verdict, since when, ranked causes, the next command.
 
-    RUN is the folder of a run of isograd train, or of isograd watch --spikes; MODEL what isograd check takes, or
+    RUN is the folder of a run of isograd train, or of isograd watch; MODEL what isograd check takes, or
     isograd preflight.
 
     examples:
@@ -105,8 +105,11 @@ def explain(
         raise UserError(f"--out {out}: not a folder")
     if not is_run and (folder / "spike.json").is_file():
         return _spikes(folder, out or folder / "explain")
-    if not is_run:
+    watched = not is_run and is_watched(folder)
+    if not is_run and not watched:
         must_be_a_model(model, callables=True)
+    from isograd.lab.study.explain import explain_watched
+
     begun = time.perf_counter()
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.") or "model"
     announce(f"loading torch and {model} ...")
@@ -116,9 +119,11 @@ def explain(
             status(line)
             announce(f"{line} ...")
 
-        where = out or (folder / "explain" if is_run else Path("runs/explain") / name)
+        where = out or (folder / "explain" if is_run or watched else Path("runs/explain") / name)
         if is_run:
             content = _of_run(folder, shown)
+        elif watched:
+            content = explain_watched(folder)
         elif (setup := _setup(model)) is not None:
             content = _of_setup(model, setup, shown)
         else:

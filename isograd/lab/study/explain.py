@@ -53,6 +53,26 @@ def explain_run(folder: Path, findings: Sequence[Mapping[str, Any]] = ()) -> Row
     }
 
 
+def explain_watched(folder: Path) -> Row:
+    """The same of a watched loop: what was warned of is what is known of it."""
+    metrics, warned = read_rows(folder / "metrics.jsonl"), read_rows(folder / "warnings.jsonl")
+    causes = [_cause(row["cause"], row["message"], row["remedy"]) for row in warned if row.get("cause")]
+    first = f"{warned[0]['message'][:1].upper()}{warned[0]['message'][1:]}." if warned else "Nothing was reported."
+    known = [row["loss"] for row in metrics if row["loss"] is not None]
+    losses = f" {len(metrics):,} steps, loss {known[0]:.3g} to {known[-1]:.3g}." if known else ""
+    return {
+        "of": str(folder),
+        "verdict": f"{first}{losses}",
+        "broken": any(row["signal"] in ("nonfinite", "rise", "gradients", "unigram") for row in warned),
+        "causes": causes,
+        "warnings": [{k: row.get(k) for k in ("step", "signal", "layer", "message")} for row in warned],
+        "findings": [],
+        "profile": [],
+        "next": command("report", folder),
+        "note": "the curves, and the gradients of each layer",
+    }
+
+
 def _verdict(outcome: Row, metrics: Sequence[Row], began: int | None, layer: str | None) -> str:
     name = outcome.get("outcome")
     if name is None:

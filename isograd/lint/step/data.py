@@ -99,21 +99,25 @@ def _equal_rows(batch: Any) -> list[float]:
 
 
 def _pairs(seen: Seen) -> Results:
-    """Two inputs of ids that are equal in some rows, as a chosen and a rejected text that were cut to their prompt."""
+    """Two inputs of ids that are equal in some rows, as a chosen and a rejected text cut to their prompt; of a
+    trainer with a reference model, the first and the second half of one.
+    """
+    halves = getattr(seen.setup.given, "ref_model", seen) is not seen
     equal: dict[tuple[str, str], list[Tensor]] = {}
+    names: dict[tuple[str, str], set[str]] = {}
     for batch in seen.batches[:8]:
-        try:
-            mode = seen.formed(batch)
-        except Exception:
-            return
         ids = {n: x for n, x in seen.leaves(batch).items() if not x.is_floating_point() and x.ndim == 2}
-        ids = {n: x for n, x in ids.items() if x.untyped_storage().data_ptr() in mode.looked_up}
-        for (a, x), (b, y) in combinations(ids.items(), 2):
-            if x.shape == y.shape:
-                equal.setdefault((a, b), []).append((x == y).all(1))
+        both = {(a, b): (ids[a], ids[b]) for a, b in combinations(ids, 2) if ids[a].shape == ids[b].shape}
+        names |= {pair: {*pair} for pair in both}
+        for name, x in ids.items() if halves else ():
+            if len(x) % 2 == 0:
+                both[pair := (f"the chosen half of {name}", "the rejected one")] = x.chunk(2)
+                names[pair] = {name}
+        for pair, (x, y) in both.items():
+            equal.setdefault(pair, []).append((x == y).all(1))
     for (a, b), rows in equal.items():
         share = float(torch.cat(rows).float().mean())
-        if 0.1 < share < 0.95:
+        if 0.1 < share < 0.95 and names[a, b] <= _looked_up(seen):
             yield finding(
                 "pairs-equal",
                 "warning",
@@ -122,6 +126,15 @@ def _pairs(seen: Seen) -> Results:
                 share,
             )
             return
+
+
+def _looked_up(seen: Seen) -> set[str]:
+    """Names of what the model looks up of the first batch."""
+    try:
+        places = seen.formed(seen.batches[0]).looked_up
+    except Exception:
+        return set()
+    return {n for n, x in seen.leaves(seen.batches[0]).items() if x.untyped_storage().data_ptr() in places}
 
 
 def _drawn(seen: Seen) -> Results:

@@ -318,14 +318,6 @@ def _form(seen: Seen) -> Results:
     main = seen.main
     if main is not None and main.name in CLASSES and not main.target.is_floating_point():
         counts = main.rows[2]
-        if not int(counts.sum()):
-            yield finding(
-                "batch-without-targets",
-                "error",
-                "a batch has no target that counts: its loss is 0 / 0",
-                "leave such batches out",
-                1.0,
-            )
         if int(counts.sum()) and main.value is not None and main.reduction == "sum":
             yield f"the sum over {int(counts.sum()):,} targets, not their mean"
 

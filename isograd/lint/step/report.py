@@ -44,7 +44,7 @@ FOLLOWS = {  # a code -> those that are its consequences
     "targets-constant": ("data-sorted", "target-in-inputs", "target-unrelated"),
     "same-batch": ("data-sorted", "epochs-alike"),
     "loss-not-finite": ("resume-loses", "resume-differs", "gradients-add-up", "weights-still"),
-    "batch-without-targets": ("loss-not-finite", "resume-loses", "resume-differs"),
+    "batch-without-targets": ("output-not-finite", "loss-not-finite", "resume-loses", "resume-differs"),
     "data-not-finite": (
         "loss-not-finite",
         "resume-loses",
@@ -273,12 +273,13 @@ def _checked(seen: Seen, ignore: frozenset[str], prove: bool | None, intent: Any
         return None
     model = seen.record.called or seen.setup.model
     args, kwargs = forward.inputs
+    kwargs = {name: value for name, value in kwargs.items() if name != "fused_lm_head"}  # of trl: it returns no logits
     batch = kwargs if kwargs and not args else args
     if args and kwargs:
         names = list(inspect.signature(model.forward).parameters)
         batch = dict(zip(names, args, strict=False)) | kwargs
     large = is_large(model)
-    batch = few_sequences(model, as_inputs(batch), 2 if large else SEQUENCES)
+    batch = few_sequences(model, as_inputs(batch), 2 if large or seen.wide else SEQUENCES)
     with suppress(InputsError):  # short inputs serve a large model, where they can be guessed
         batch = guess_inputs(model) if large else batch
     peaks = [p for o in seen.setup.optimizers for g in o.param_groups for p in [seen.peak(g)] if p == p]

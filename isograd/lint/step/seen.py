@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,6 +33,8 @@ SECONDS = 40.0  # after which no further update begins
 PROBES = 6  # changed inputs that a loss is formed for
 FEWEST, SLOW = 4, 5.0  # changes, after which seconds end it
 SEED = 0
+WIDE = 10_000_000  # predictions of a loss, from which on experiments are made with fewer rows
+FEW = 4  # rows
 
 
 @dataclass(kw_only=True)
@@ -76,6 +78,11 @@ class Seen:
         calls = [call for call in self.record.losses if call.update == 0 and call.part <= 1] or self.record.losses
         first = [call for call in calls if call.part == calls[0].part] if calls else []
         return max(first, key=lambda call: call.given.numel(), default=None)
+
+    @property
+    def wide(self) -> bool:
+        """Whether one pass is dear for the classes alone, as of a vocabulary of 200,000."""
+        return self.main is not None and self.main.given.numel() > WIDE
 
     def of_kind(self, *names: str) -> list[LossCall]:
         return [call for call in self.record.losses if call.name in names]
@@ -143,7 +150,7 @@ class Seen:
         """How the predictions of the main loss, over classes, lie to ids of the batch; None where there are none."""
         for batch in self.batches[:3]:
             try:
-                found = reading_of(self, batch)
+                found = (self.wide and _of_few(self, batch)) or reading_of(self, batch)
             except Exception as error:  # a loss that wants gradients, or another's own code
                 self.missed.append(f"what the loss reads: {type(error).__name__}: {' '.join(str(error).split())}"[:160])
                 return None
@@ -319,6 +326,17 @@ def reading_of(seen: Seen, batch: Any) -> Reading | None:
         if found is None or (one.offset is not None and found.offset is None):
             found = one
     return found
+
+
+def _of_few(seen: Seen, batch: Any) -> Reading | None:
+    """`reading_of` the first rows, where all tensors have as many and the loss is formed of fewer."""
+    leaves = tree_leaves(batch)
+    counts = {len(x) if isinstance(x, Tensor) and x.ndim else 0 for x in leaves}
+    if len(counts) != 1 or not counts.pop() > FEW:
+        return None
+    with suppress(Exception):
+        return reading_of(seen, tree_map(lambda x: x[:FEW], batch))
+    return None
 
 
 def offset_of(ids: Tensor, rows: Tensor, asked: Tensor) -> tuple[int | None, float]:

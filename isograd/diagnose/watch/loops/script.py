@@ -71,6 +71,8 @@ class ScriptWatch:
         self._off = 0  # updates in a row with another rate than the schedule's
         self._unclipped: dict[nn.Parameter, Tensor] = {}  # of the first update, clipped before its optimizer is known
         self._earlier: Any = None  # the batch of the update before
+        self._others = 0  # updates of other optimizers since the watched model was called
+        self._since = 0  # and since its own optimizer's
         self._loads = self._failed = False
         self._process = os.getpid()
         self.stepped = False  # whether any optimizer did
@@ -117,7 +119,11 @@ class ScriptWatch:
         """The outermost modules that are called before the first step, with what they are called with."""
 
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if self._model is not None or self._depth or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or self._depth or not torch.is_grad_enabled():
+                return old(module, *args, **kwargs)
+            if self._model is not None and not self._others:
+                if getattr(module, "_orig_mod", None) is self._model:  # it was compiled since
+                    self._batch = args, kwargs
                 return old(module, *args, **kwargs)
             if len(self._called) < MODULES:
                 self._called[id(module)] = module, (args, kwargs)
@@ -238,6 +244,11 @@ class ScriptWatch:
         own, old = "__call__" in vars(kind), kind.__call__
 
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return old(module, *args, **kwargs)
+            if module is self._model and self._others:
+                self._others = 0
+                self._called.clear()
             if module is self._model and torch.is_grad_enabled() and module.training:
                 if self._spikes is not None and self._spikes.running is not None:
                     args, kwargs = self._spikes.running.forward(args, kwargs) or (args, kwargs)
@@ -272,7 +283,15 @@ class ScriptWatch:
         self.stepped = True
         if self._model is None:
             self._find(optimizer)
+        elif self._others >= WAITS:
+            self._replaced(optimizer)
+        if optimizer is not self._optimizer:
+            self._others, self._since = self._others + 1, self._since + 1
+            if self._since >= WAITS and self.watch is not None and _held(optimizer) == _held(self._optimizer):
+                self._optimizer = self.watch.trained_by.optimizer = optimizer  # made anew
+                del self._losses[:-1]
         if optimizer is self._optimizer:
+            self._since = 0
             self._follow_schedule(optimizer)
             self._updates += 1
             with self._first_update():
@@ -282,6 +301,22 @@ class ScriptWatch:
             self._losses.clear()
             self._measured = False
         self._unclipped.clear()
+
+    def _replaced(self, optimizer: Optimizer) -> None:
+        """Another model is trained, and the one that was watched is not called any more: built anew, most likely."""
+        assert self.watch is not None
+        before, name = self.watch, type(self._model).__name__
+        self._model, self._others = None, 0
+        self._find(optimizer)
+        if self._model is None:
+            self._model = before._model
+        elif self.watch is not before:
+            before.close()
+            self.watch.goes_on(before)
+            del self._losses[:-1]
+            now = type(self._model).__name__
+            said = f"another model is trained, a {now} in place of a {name}; it is followed from here"
+            print(f"isograd watch: after update {self._updates + WAITS} {said}", file=sys.stderr)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer is self._optimizer and self._spikes is not None and self._model is not None and not self.forked:
@@ -314,8 +349,7 @@ class ScriptWatch:
         """The model: of the modules that were called the one with the most parameters that the optimizer holds, or that
         have gradients.
         """
-        groups = [] if optimizer is None else optimizer.param_groups
-        held = {id(p) for group in groups for p in group["params"]}
+        held = _held(optimizer)
         if optimizer is None:
             held = {id(p) for module, _ in self._called.values() for p in _graded(module)}
         best: tuple[int, nn.Module, Any] | None = None
@@ -368,6 +402,10 @@ class ScriptWatch:
             same = self._target.numel() == ids.numel()
             return (ids, self._target.view(ids.shape) if same else self._target)
         return args or kwargs
+
+
+def _held(optimizer: Optimizer | None) -> set[int]:
+    return set() if optimizer is None else {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _graded(module: nn.Module) -> list[nn.Parameter]:

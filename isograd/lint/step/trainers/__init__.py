@@ -4,6 +4,7 @@ Their own loops make the updates, stopped after a few; nothing is logged, saved 
 """
 
 import contextlib
+import functools
 import inspect
 import io
 import logging
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from isograd.errors import InputsError
 from isograd.lint.step.kept import Kept
@@ -71,11 +73,12 @@ def _of_trainer(trainer: Any, parts: dict[str, Any]) -> Setup:
             trainer.optimizer,
             trainer.lr_scheduler,
         )
-        with _quiet():
+        with _quiet(), _logits(trainer.model):
             trainer.train()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        return trainer.compute_loss(model, trainer._prepare_inputs(batch))
+        with _logits(trainer.model):
+            return trainer.compute_loss(model, trainer._prepare_inputs(batch))
 
     dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     return Setup(
@@ -92,6 +95,42 @@ def _of_trainer(trainer: Any, parts: dict[str, Any]) -> Setup:
         kind="Trainer",
         given=trainer,
         undo=before.restore,
+    )
+
+
+@contextlib.contextmanager
+def _logits(model: nn.Module) -> Iterator[None]:
+    """The head of trl that forms no logits (`fused_lm_head=True`) forms them, and torch's cross-entropy of them: the
+    rules see that. The numbers are the same to rounding.
+    """
+    own = [(module, module.forward) for module in model.modules() if "forward" in vars(module)]
+    for module, forward in own:
+        made = getattr(getattr(forward, "__func__", forward), "__globals__", {}).get("FusedCausalLMOutput")
+        if made is not None:
+            module.forward = functools.partial(_with_logits, forward, made)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module, forward in own:
+            module.forward = forward  # type: ignore[method-assign]
+
+
+def _with_logits(plain: Any, made: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+    if not fused_lm_head:
+        return plain(*args, **kwargs)
+    labels, shifted, count = (kwargs.pop(name, None) for name in ("labels", "shift_labels", "num_items_in_batch"))
+    found = plain(*args, **kwargs)
+    logits, targets = (found.logits[:, :-1], labels[:, 1:]) if shifted is None else (found.logits, shifted)
+    scores, real = -functional.cross_entropy(logits.mT.float(), targets, reduction="none"), targets != -100
+    told = logits.detach().float().log_softmax(-1)
+    return made(
+        loss=-scores.sum() / (real.sum().clamp(min=1) if count is None else count),
+        log_probs=scores,
+        entropy=-(told.exp() * told).sum(-1) * real,
+        mean_logits=logits.detach().float().mean(-1) * real,
+        is_top1=(told.argmax(-1) == targets) & real,
+        label_mask=real,
+        aux_loss=getattr(found, "aux_loss", None),
     )
 
 
