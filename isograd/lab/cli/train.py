@@ -20,7 +20,6 @@ from isograd.cli.console import (
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError, many
 from isograd.lab.cli.progress import RunProgress, announce_runs
-from isograd.placement import get
 
 if TYPE_CHECKING:
     from isograd.lab.train.forecast.forecast import Forecast
@@ -68,7 +67,7 @@ def train(
         every = run.as_dict(everything=True)
         return Result(every, lambda: print(yaml.safe_dump(every, sort_keys=False), end=""))
     if not run.pretrained:  # which may have a formula of its own
-        get(run.model.placement)  # refused before torch is loaded
+        run.entry()  # refused before torch is loaded
     if dry_run:
         return _forecast(run, world_size or 1)
     if world_size is not None:

@@ -27,7 +27,6 @@ from isograd.lab.study.plan import CELLS, Cell
 from isograd.lab.train.recipe import known_keys, run_from_dict, with_overrides
 from isograd.lab.train.run import Run
 from isograd.outcome import ENDED, Course
-from isograd.placement import get
 
 if TYPE_CHECKING:
     from isograd.lab.study.engine.jobs import Engine, OnStep
@@ -327,7 +326,7 @@ def _change(run: Run, settings: Sequence[str], begins: int, seeds: int, end: int
 def _changed(run: Run, settings: Sequence[str], more: int) -> Run:
     """The run with a change, and with a seed so much larger: for its weights, its dropout, and its batches."""
     changed = replace(with_overrides(run, settings), name=None)
-    get(changed.model.placement)
+    changed.entry()
     if settings and changed == replace(run, name=None):
         raise RecipeError(f"{' '.join(settings)} changes nothing: the run has it already")
     moved = changed.seed + more - run.seed
