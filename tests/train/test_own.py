@@ -67,7 +67,7 @@ def build(width=8, learns=True):
 
 def batches():
     for _ in range(7):  # random numbers of torch's own: they are not the model's
-        x = torch.randn(256, 2)
+        x = torch.randn(1024, 2)
         yield x, 100 * x[:, :1]
 
 

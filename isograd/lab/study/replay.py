@@ -105,6 +105,8 @@ def load_replay(
         UnknownPlacement: a placement that is not in the catalogue.
     """
     run, outcome = _of(parent)
+    if run.entry() is None:
+        raise UserError(f"{parent}: replay is for isograd's own models, and this run's is {run.model.placement}")
     if outcome.get("outcome") not in BROKEN and step is None:
         how = f"{outcome['outcome']}" if outcome else "has not ended"
         raise UserError(f"{parent}: nothing broke ({how}); --from STEP replays it all the same")

@@ -631,12 +631,13 @@ def module_of(model: Built, name: str) -> Any:
     from isograd.trace.load import maker_of
 
     file, source = split(model.build)[0], _unchanged(model)
-    if _IMPORTED.get(file.resolve(), source.sha256) != source.sha256:
-        paths = {str(path) for path in source.files}
-        for known, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", "")) in paths:
+    if _IMPORTED.get(file.resolve()) != source.sha256:
+        names = {path.stem for path in source.files}
+        for known, module in list(sys.modules.items()):  # of before the change, and of another folder's files
+            if known.partition(".")[0] in names and str(getattr(module, "__file__", "")) in _FILES:
                 del sys.modules[known]
-    _IMPORTED[file.resolve()] = source.sha256
+        _FILES.update(map(str, source.files))
+        _IMPORTED[file.resolve()] = source.sha256
     try:
         return maker_of(f"{file}:{name}")
     except ModelError as error:
@@ -653,6 +654,7 @@ def _unchanged(model: Any) -> _Source:
 
 
 _IMPORTED: dict[Path, str] = {}  # files, by their digest when they were imported
+_FILES: set[str] = set()  # and all that these import from beside them
 
 
 def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
