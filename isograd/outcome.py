@@ -18,6 +18,7 @@ What goes wrong with the process ("failed", "interrupted") is not decided here.
 """
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -136,6 +137,29 @@ def judge(
     if broke_at is not None:
         return _stopped(LossWatch(math.nan).follow(losses, levels).rose, broke_at, numbers)
     return _thrown(curve, numbers) or _below(curve, numbers) or _not_below(curve, numbers, comparable)
+
+
+def in_units(verdict: Verdict, unit: float, baseline: str) -> Verdict:
+    """A verdict on losses that were divided by `unit`, in the loss's own unit and with its own `baseline`.
+
+    `judge` counts in nats. Of another loss what it reaches without inputs (the variance of the targets, of MSE) takes
+    the place of the unigram entropy, and one nat: 0.10 below it is a tenth of that variance.
+
+    >>> verdict = judge([loss / 4.0 for loss in [1.0] * 300], 1.0)
+    >>> in_units(verdict, 4.0, "the variance of its targets").reason
+    'the final loss is 3 below the variance of its targets'
+    """
+
+    def own(match: re.Match[str]) -> str:
+        sign = "+" if match[1] == "+" else ""
+        return f"{float(match[1] + match[2]) * unit:{sign}.3g}{match[3] if unit == 1 else ''}"
+
+    reason = re.sub(r"([+-]?)(\d+\.\d+)( nats?|(?=\)))", own, verdict.reason)
+    for word, ours in (("the unigram entropy", baseline), ("from token frequencies alone", "the same for every input")):
+        reason = reason.replace(word, ours)
+    scaled = ("final_loss", "excess", "held_out_excess", "fall")
+    known = {name: value * unit for name in scaled if (value := getattr(verdict.numbers, name)) is not None}
+    return replace(verdict, reason=reason, numbers=replace(verdict.numbers, **known))
 
 
 def _verdict(outcome: OutcomeName, reason: str, numbers: Numbers) -> Verdict:

@@ -1,5 +1,6 @@
 """The examples run, and the recipes say what they are named for."""
 
+import json
 import math
 import re
 import runpy
@@ -15,6 +16,7 @@ from isograd.lab.study.plan import load_study
 from isograd.lab.train.recipe import load_arms, load_run
 from isograd.placement import CATALOGUE
 from tests.build import few
+from tests.study.arms import called
 
 ROOT = Path(__file__).parents[1]
 
@@ -162,3 +164,23 @@ def test_pages_are_filled_in(page: Path) -> None:
     assert not re.search(r"@[A-Z]+@", text)
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "below"),
+    [
+        ("regression", ["depth=2", "--arm", "norm=pre", "--arm", "norm=none"], 0.9),
+        ("classification", ["depth=2", "--arm", "shortcut=true", "--arm", "shortcut=false"], 0.9),
+        ("vision", ["depth=2", "--arm", "norm_first=true", "--arm", "norm_first=false"], 0.95),
+        ("time_series", ["--arm", "depth=1", "--arm", "depth=2"], 0.9),
+    ],
+)
+def test_tasks_of_ones_own(name: str, words: list[str], below: float, tmp_path: Path) -> None:
+    """As typed, for a few steps: the first arm comes below the task's own baseline, and the page names it."""
+    command = ["compare", "--model", str(ROOT / f"examples/tasks/{name}.py:build"), "training.probe_every=0", *words]
+    code, out, err = called(*command, "--steps", "60", "--lr", "3e-3", "--jobs", "1", "--out", str(tmp_path), "--json")
+    assert code == 0, err
+    content = json.loads(out)
+    assert content["arms"][0]["validation_loss"] < below * content["unigram_entropy"]
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "aseline" in page and "nigram" not in page

@@ -49,7 +49,8 @@ class Baseline:
     """The loss of the best constant prediction.
 
     Attributes:
-        kind: of the loss: "tokens", "classes" or "binary" (cross-entropies), "mse", "half-mse", "rmse", "l1", "huber".
+        kind: of the loss: "tokens", "classes" or "binary" (cross-entropies), "mse", "half-mse", "rmse", "l1", "huber";
+            "given": any other, whose value the user has said.
         value: in the loss's own unit; nats, of a cross-entropy.
 
     >>> Baseline(kind="mse", value=250.0).scale, Baseline(kind="tokens", value=5.0).scale
@@ -64,23 +65,23 @@ class Baseline:
     @property
     def unit(self) -> float:
         """What the loss is divided by to be compared with a cross-entropy: 1 of nats."""
-        return self.value if self.kind in REGRESSIONS else 1.0
+        return 1.0 if self.kind in ENTROPIES else self.value
 
     @property
     def scale(self) -> float:
         """What counts as much as one nat of a cross-entropy of one nat or more."""
-        return self.value if self.kind in REGRESSIONS else min(1.0, max(self.value, 0.1))
+        return min(1.0, max(self.value, 0.1)) if self.kind in ENTROPIES else self.value
 
     @property
     def name(self) -> str:
-        return REGRESSIONS[self.kind][1] if self.kind in REGRESSIONS else ENTROPIES[self.kind]
+        return ENTROPIES.get(self.kind) or REGRESSIONS.get(self.kind, ("", "its baseline"))[1]
 
     def number(self, loss: float) -> str:
         """A loss as it is printed beside this one."""
-        return f"{loss:.3g}" if self.kind in REGRESSIONS else f"{loss:.2f}"
+        return f"{loss:.2f}" if self.kind in ENTROPIES else f"{loss:.3g}"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.number(self.value)}{'' if self.kind in REGRESSIONS else ' nats'})"
+        return f"{self.name} ({self.number(self.value)}{' nats' if self.kind in ENTROPIES else ''})"
 
 
 class Targets:
@@ -92,10 +93,10 @@ class Targets:
     'the entropy of the token frequencies (1.39 nats)'
     """
 
-    def __init__(self, unigram_entropy: float | None = None) -> None:
-        """`unigram_entropy` of the labels, where it is known: then nothing is collected."""
+    def __init__(self, unigram_entropy: float | None = None, kind: str | None = None) -> None:
+        """`unigram_entropy` of the labels, where it is known: then nothing is collected; `kind`: of the loss."""
         self._known = None if unigram_entropy is None else Baseline(kind="tokens", value=unigram_entropy)
-        self._kind: str | None = None
+        self._kind = kind
         self._tries = 0
         self._asked = self._other = False  # whether the loss is one of these targets at all
         self._counts = TokenCounts()

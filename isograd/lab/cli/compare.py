@@ -39,6 +39,9 @@ _SETTINGS = {  # what an option is in a recipe
 }
 
 
+_SHAPE = ("--layers", "--width", "--heads")
+
+
 class Comparison(TypedDict):
     """Runs side by side, and the page; the loss that token frequencies alone give, in nats."""
 
@@ -59,6 +62,7 @@ class Tuning(TypedDict):
 def compare(
     *overrides: Words,
     recipe: File | None = None,
+    model: Annotated[str, "FILE.py:FUNCTION"] | None = None,
     placements: list[Name] | None = None,
     arm: list[list[Annotated[str, ("NAME", "key=value")]]] | None = None,
     layers: int | None = None,
@@ -77,7 +81,7 @@ def compare(
     jobs: int | None = None,
     fresh: bool = False,
 ) -> Annotated[Result, Comparison, Tuning]:
-    """Train placements side by side on real text; a table and a page at the end.
+    """Train placements, or models of your own, side by side; a table and a page at the end.
 
     examples:
       isograd compare
@@ -85,17 +89,21 @@ def compare(
       isograd compare --placements post-ln admin pre-ln --layers 36 --warmup 100 --steps 200
       isograd compare --recipe RECIPE.yaml model.layers=6 --placements post-ln pre-ln --seeds 1 2 3
       isograd compare --recipe RECIPE.yaml --arm post-ln --arm post-ln training.warmup=100 --arm pre-ln
+      isograd compare --model my_model.py:build --arm norm=pre --arm norm=post training.warmup=100 --data FILE.txt
 
     With --recipe, --layers, --lr and the like are keys: model.layers=36 right after the recipe.
     Killed or interrupted, the same command goes on where it was.
 
     Args:
-        overrides: right after --recipe RECIPE: changes the recipe for all arms, such as model.layers=36; after an
-            --arm: for that arm alone
+        overrides: right after --recipe RECIPE: changes the recipe for all arms, such as model.layers=36; right after
+            --model: arguments of its function and keys of a recipe, such as depth=6 training.clip=1; after an --arm:
+            for that arm alone
         recipe: a YAML recipe, in place of the built-in language model
+        model: a model of your own: the function of a file that gives an nn.Module (which runs the file). A language
+            model on --data, or what the file's batches() and loss() say
         placements: default: post-ln without and with warm-up, pre-ln, normformer, admin, deepnorm
-        arm: one arm: a placement and what differs from the recipe or the options in this arm, such as
-            training.warmup=400; once for each arm
+        arm: one arm: a placement (with --model arguments of the function, such as norm=post) and what differs from the
+            recipe or the options in this arm, such as training.warmup=400; once for each arm
         layers: default 12
         width: default 64
         heads: default 4
@@ -120,7 +128,12 @@ def compare(
         raise UserError("--arm and --placements contradict each other; write one --arm for each")
     if arm and warmup is not None:
         raise UserError(f"--warmup is not for --arm; write training.warmup={warmup} after each --arm")
-    if overrides and not recipe:
+    if model:
+        wrong = {"--recipe": recipe, "--placements": placements, "--layers": layers, "--width": width, "--heads": heads}
+        for option in (name for name, value in wrong.items() if value is not None):
+            instead = f"; write {option[2:]}=N right after it, where it takes that" if option in _SHAPE else ""
+            raise UserError(f"{option} and --model contradict each other{instead}")
+    elif overrides and not recipe:
         instead = "without a recipe use options such as --layers N"
         raise UserError(f"{overrides[0]!r} must follow --recipe RECIPE.yaml or an --arm; {instead}")
     for name in placements or ():
@@ -131,6 +144,8 @@ def compare(
     try:
         if recipe:
             arms = _of_recipe(recipe, overrides, wanted, given, seeds, out)
+        elif model:
+            arms = _of_model(model, overrides, wanted, given, seeds or [0], out)
         else:
             arms = _of_options(placements, arm, given, seeds or [0], out or Path("runs/compare"))
         results = _train(arms, jobs, fresh)
@@ -264,6 +279,34 @@ def _of_options(
         return plan_arms(folder, base, arms, seeds)
     sections = {section: getattr(base, section) for section in content}
     return plan(folder, placements=placements, warmup=given.get("warmup"), seeds=seeds, **sections)
+
+
+def _of_model(
+    model: str, words: Sequence[str], arms: list[list[str]], given: dict[str, Any], seeds: list[int], out: Path | None
+) -> list["Cell"]:
+    from isograd.lab.study.compare import plan_arms
+    from isograd.lab.study.plan import settings_of
+    from isograd.lab.train.recipe import overridden, run_from_dict
+
+    content: dict[str, Any] = {"model": {"build": own_model(model)}}
+    for name, value in given.items():
+        section, _, key = _SETTINGS[name].partition(".")
+        value = _absolute(value) if name == "data" and value != "embedded" else value
+        content.setdefault(section, {})[key] = value
+    base = run_from_dict(overridden(content, settings_of(words, own=True)))
+    return plan_arms(out or Path("runs") / f"compare-{Path(model.rpartition(':')[0]).stem}", base, arms, seeds)
+
+
+def own_model(text: str) -> str:
+    """FILE.py:FUNCTION with the file's absolute path, as `_absolute`.
+
+    Raises:
+        UserError: it is written in another way.
+    """
+    file, colon, name = text.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        raise UserError(f"--model {text}: expected FILE.py:FUNCTION, such as my_model.py:build")
+    return f"{_absolute(file)}:{name}"
 
 
 def _absolute(name: str) -> str:

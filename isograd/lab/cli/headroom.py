@@ -50,6 +50,8 @@ class Headroom(TypedDict):
 def headroom(
     recipe: str | None = None,
     *overrides: Words,
+    model: Annotated[str, "FILE.py:FUNCTION"] | None = None,
+    arm: list[list[Annotated[str, "key=value"]]] | None = None,
     placements: list[Name] | None = None,
     warmup: list[int] | None = None,
     seeds: list[int] | None = None,
@@ -67,6 +69,7 @@ def headroom(
       isograd headroom RECIPE.yaml --placements post-ln pre-ln --warmup 0 50 150 --seeds 1 2 3
       isograd headroom RECIPE.yaml model.layers=6 training.steps=200 --precision 1.1
       isograd headroom model.layers=6 training.steps=100
+      isograd headroom --model my_model.py:build depth=6 --arm norm=pre --arm norm=post --warmup 0 50
 
     Each rate is a run of its own, from scratch. Killed or interrupted, the same command goes on where it was;
     a finer --precision or more --seeds go on from what is there. Exit code 1 where a run failed.
@@ -74,6 +77,8 @@ def headroom(
     Args:
         recipe: a YAML recipe, also a study's: its placements, warm-ups and seeds are taken
         overrides: such as model.layers=6 training.steps=200
+        model: a model of your own, as in isograd compare; arguments and keys right after it
+        arm: of such a model one arm: what differs in it; once for each
         placements: default: the recipe's
         warmup: steps; default: none, and the recipe's
         seeds: default: the recipe's, else 1 2 3
@@ -92,10 +97,19 @@ def headroom(
     from isograd.lab.study.headroom import load_plan
 
     words = [word for word in (recipe, *overrides) if word]
+    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    if model:
+        from isograd.lab.cli.compare import own_model
+        from isograd.lab.study.plan import settings_of
+
+        if path:
+            raise UserError(f"{path} and --model contradict each other; a recipe names its model in model.build")
+        words = [f"model.build={own_model(model)}", *settings_of(words, own=True)]
     plan = load_plan(
-        Path(words.pop(0)) if words and "=" not in words[0] else None,
+        path,
         words,
         placements=placements or (),
+        arms=arm or (),
         warmups=warmup or (),
         seeds=seeds or (),
         low=low,

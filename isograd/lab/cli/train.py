@@ -21,7 +21,6 @@ from isograd.cli.parser import Count, File, Folder, Words
 from isograd.cli.schema import Open
 from isograd.errors import UserError, many
 from isograd.lab.cli.progress import Ended, RunProgress, announce_runs
-from isograd.placement import get
 
 if TYPE_CHECKING:
     from isograd.lab.train.forecast.forecast import Forecast
@@ -99,7 +98,7 @@ def train(
         every = run.as_dict(everything=True)
         return Result(every, lambda: print(yaml.safe_dump(every, sort_keys=False), end=""))
     if not run.pretrained:  # which may have a formula of its own
-        get(run.model.placement)  # refused before torch is loaded
+        run.entry()  # refused before torch is loaded
     if dry_run:
         return _forecast(run, world_size or 1)
     if world_size is not None:

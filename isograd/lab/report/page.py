@@ -116,6 +116,46 @@ class Page:
     made: str = ""
 
 
+def in_words(text: str, words: Mapping[str, str]) -> str:
+    """A text with what a task calls things in place of what language models do (`Task.words`).
+
+    >>> in_words("0.1 nats above the unigram entropy", {" nats": "", "unigram entropy": "baseline"})
+    '0.1 above the baseline'
+    """
+    for known, own in words.items():
+        text = text.replace(known, own)
+    return text
+
+
+def page_in_words(page: Page, words: Mapping[str, str]) -> Page:
+    """A page with all it says, and its figures, in these words; settings and recipes stay as they are."""
+    if not words:
+        return page
+
+    def said(texts: Iterable[str]) -> list[str]:
+        return [in_words(text, words) for text in texts]
+
+    def drawn(figure: Callable[[], Drawing | None]) -> Drawing | None:
+        drawing = figure()
+        for axes in drawing.panels if drawing else ():
+            for text in (axes.xaxis.label, axes.yaxis.label, axes.title):
+                text.set_text(in_words(text.get_text(), words))
+            for line in axes.get_lines():
+                line.set_label(in_words(str(line.get_label()), words))
+        return drawing
+
+    def own(section: Section) -> Section:
+        table = section.table and replace(section.table, header=said(section.table.header))
+        figure = section.figure and partial(drawn, section.figure)
+        title, sentence = said([section.title, section.sentence])
+        verdicts = said(section.verdicts)
+        return replace(section, title=title, sentence=sentence, table=table, figure=figure, verdicts=verdicts)
+
+    headline, subtitle = said([page.headline, page.subtitle])
+    sections = [own(section) for section in page.sections]
+    return replace(page, headline=headline, subtitle=subtitle, warnings=said(page.warnings), sections=sections)
+
+
 def write_page(page: Page, path: Path, output: Output | None = None, main_figure_only: bool = False) -> Path:
     """Write the page to `path`, and beside it its figures and tables.
 

@@ -238,7 +238,8 @@ def stacks(arms: Iterable[ArmFiles]) -> list[str]:
 
 def _rows(run: RunFiles, name: str, kind: str, stack: str) -> Iterator[Row]:
     """The rows of a stack's sublayers that have a quantity. A row that names no stack is of the only one."""
-    for place in ((kind, stack), (kind, None)):
+    whole = [("layer", None)] if kind == "ffn" else []  # the layers of a model that is not isograd's
+    for place in ((kind, stack), (kind, None), *whole):
         yield from (row for row in run.by_place.get(place, ()) if row.get(name) is not None)
 
 

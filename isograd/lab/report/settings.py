@@ -16,7 +16,16 @@ def subtitle(arms: Sequence[ArmFiles], text: Row | None) -> str:
     """
     seeds = sorted({r.run["seed"] for a in arms for r in a.runs})
     run = arms[0].first.run
-    said = _translation(arms, text) if "pairs" in run else _filled(_TUNED, arms) if "glue" in run else _language(arms)
+    own = _OWN_TEXT if "source" in (run.get("data") or {}) else _OWN
+    said = (
+        _filled(own, arms)
+        if "build" in run["model"]
+        else _translation(arms, text)
+        if "pairs" in run
+        else _filled(_TUNED, arms)
+        if "glue" in run
+        else _language(arms)
+    )
     return (
         f"{said}; seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}."
         " The same data order and initialization seed for all arms."
@@ -44,6 +53,11 @@ def differing(arms: Sequence[ArmFiles]) -> list[str]:
 _LANGUAGE = (
     "{model.layers} layers, width {model.width}, {model.heads} heads; sequences of {data.length} ({level}), batch"
     " {training.batch}, {training.optimizer} at LR {training.lr}, {training.steps} steps"
+)
+_OWN = "{model.build}; {training.optimizer} at LR {training.lr}, {training.steps} steps"
+_OWN_TEXT = (
+    "{model.build}; sequences of {data.length} ({data.level} level), batch {training.batch}, {training.optimizer} at LR"
+    " {training.lr}, {training.steps} steps"
 )
 _TUNED = (
     "{glue.task}, fine-tuned from {glue.model}; at most {glue.length} tokens, batch {training.batch},"
@@ -102,7 +116,10 @@ def _depth(arm: ArmFiles) -> str:
 def _data(text: Row) -> Iterator[tuple[str, str]]:
     sizes = {"tokens": "{:,} training tokens", "vocab_size": "vocabulary {:,}"}
     known = ", ".join(form.format(text[name]) for name, form in sizes.items() if text.get(name) is not None)
-    yield "text", f"{text.get('source', 'unknown')}: {known}" if known else str(text.get("source", "unknown"))
+    yield (
+        "data" if "held_out_batches" in text else "text",
+        f"{text.get('source', 'unknown')}: {known}" if known else str(text.get("source", "unknown")),
+    )
     if isinstance(text.get("pairs"), dict):
         left_out = ", ".join(f"{name} {count:,}" for name, count in text["pairs"].items())
         yield "pairs", f"{left_out}; held out {text['valid_pairs']:,}"
@@ -110,7 +127,8 @@ def _data(text: Row) -> Iterator[tuple[str, str]]:
     if "sha256" in text:
         yield "sha256 of the data", text["sha256"]
     if text.get("unigram_entropy") is not None:
-        yield "unigram entropy", f"{text['unigram_entropy']:.4f} nats"
+        name = f"baseline: {text['baseline']}" if "baseline" in text else "unigram entropy"
+        yield name, f"{text['unigram_entropy']:.4g}" if "baseline" in text else f"{text['unigram_entropy']:.4f} nats"
 
 
 def _value(arm: ArmFiles, key: str) -> Any:

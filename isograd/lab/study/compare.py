@@ -15,7 +15,6 @@ from isograd.lab.train.run import Model, Placed, Run
 from isograd.lab.train.tasks import task_of
 from isograd.lab.train.tasks.classification import ClassificationRun, FineTuning, Glue, GlueTask
 from isograd.lab.train.tasks.language import LanguageRun, TextData, TextTraining
-from isograd.placement import get
 
 if TYPE_CHECKING:
     from isograd.lab.study.engine.jobs import OnEnd, OnStep
@@ -65,10 +64,12 @@ def plan_arms(
         UnknownPlacement: a name that is not in the catalogue.
         RecipeError: settings that contradict each other.
     """
-    wanted = [(settings_of(arm), arm[0]) for arm in arms or [[placement] for placement in DEFAULT]]
-    for _, placement in wanted:
-        get(placement)  # refuse an unknown name before anything is written
-    return _seeded(folder, [with_overrides(base, settings) for settings, _ in wanted], seeds or [base.seed])
+    own = base.entry() is None
+    wanted = [settings_of(arm, own) for arm in arms or ([[]] if own else [[placement] for placement in DEFAULT])]
+    runs = [with_overrides(base, settings) for settings in wanted]
+    for run in runs:
+        run.entry()  # refuse an unknown name before anything is written
+    return _seeded(folder, runs, seeds or [base.seed])
 
 
 def _seeded(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Cell]:

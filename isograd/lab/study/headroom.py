@@ -6,21 +6,21 @@ FOLDER/
   cells/NAME/     the runs; headroom.json is made of them, so the same command goes on after a kill
 """
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isograd.errors import RecipeError
-from isograd.files import locked, read_rows, write_json
+from isograd.files import locked, read_object, read_rows, write_json
 from isograd.lab.study.boundary import Boundary, RateSearch, RateVerdict, first_rate, next_rate, over_seeds, verdict_of
-from isograd.lab.study.labels import shown
-from isograd.lab.study.plan import ARM, Cell, load_study
-from isograd.lab.train.recipe import load_arms, load_run, read_recipe
+from isograd.lab.study.labels import names, shown
+from isograd.lab.study.plan import ARM, Cell, load_study, products, settings_of
+from isograd.lab.train.recipe import ARGUMENTS, load_arms, load_run, read_recipe, with_overrides
 from isograd.lab.train.run import Run
 from isograd.lab.train.tasks import TASKS, task_of
-from isograd.lab.train.tasks.language import TextTraining
 from isograd.placement import get
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class SearchPlan:
 
     Attributes:
         base: the user's own run; a chain begins at its rate.
+        placements: of a model of the user's own the names of its arms, and `arms` their runs, by name.
     """
 
     name: str
@@ -47,6 +48,7 @@ class SearchPlan:
     warmups: tuple[int, ...]
     seeds: tuple[int, ...]
     search: RateSearch
+    arms: Mapping[str, Run] = field(default_factory=dict)
 
 
 def load_plan(
@@ -54,6 +56,7 @@ def load_plan(
     overrides: Sequence[str] = (),
     *,
     placements: Sequence[str] = (),
+    arms: Sequence[Sequence[str]] = (),
     warmups: Sequence[int] = (),
     seeds: Sequence[int] = (),
     low: float = RateSearch.low,
@@ -65,21 +68,47 @@ def load_plan(
     Where nothing is given, placements, warm-ups and seeds are those of a study's axes, else the recipe's own placement,
     its own warm-up beside none, and three seeds.
 
+    Args:
+        arms: of a model of the user's own, as `isograd compare` takes them.
+
     Raises:
         RecipeError: settings that contradict each other, or a rate that no run of this recipe can have.
         UnknownPlacement: a name that is not in the catalogue.
     """
     name, base, axes, seeds_there = _read(recipe, overrides)
+    own = _own_arms(base, arms or _swept(axes) or (load_arms(recipe)[0] if recipe else []), placements)
     plan = SearchPlan(
         name=name,
         base=base,
-        placements=_each(placements or axes.get(AXES[0]) or [base.model.placement]),
+        arms=own,
+        placements=tuple(own) or _each(placements or axes.get(AXES[0]) or [base.model.placement]),
         warmups=tuple(sorted(_each(warmups or axes.get(AXES[1]) or [0, base.training.warmup]))),
         seeds=_each(seeds or seeds_there or SEEDS),
         search=RateSearch(start=base.training.lr, low=low, high=high, precision=precision),
     )
     _check(plan)
     return plan
+
+
+def _swept(axes: Mapping[str, Sequence[Any]]) -> list[list[str]]:
+    """The axes over arguments of a model of the user's own, as arms."""
+    own = {key: values for key, values in axes.items() if key.startswith(ARGUMENTS)}
+    return [[f"{key}={json.dumps(value)}" for key, value in point.items()] for point in products(own)] if own else []
+
+
+def _own_arms(base: Run, arms: Sequence[Sequence[str]], placements: Sequence[str]) -> dict[str, Run]:
+    """By what tells them apart; {} of isograd's own models."""
+    if base.entry() is not None:
+        if arms:
+            raise RecipeError("headroom takes arms of a model of your own; write --placements instead")
+        return {}
+    if placements:
+        raise RecipeError("--placements are of isograd's own models; write --arm norm=post, once for each arm")
+    runs = [with_overrides(base, settings_of(arm, own=True)) for arm in arms or [[]]]
+    for run in runs:
+        if (run.training.lr, run.training.warmup) != (base.training.lr, base.training.warmup):
+            raise RecipeError("headroom searches training.lr itself, for each --warmup; take both out of the arms")
+    return dict(zip(names([run.as_dict() for run in runs]), runs, strict=True))
 
 
 def _read(recipe: Path | None, overrides: Sequence[str]) -> tuple[str, Run, dict[str, list[Any]], list[int]]:
@@ -90,7 +119,7 @@ def _read(recipe: Path | None, overrides: Sequence[str]) -> tuple[str, Run, dict
         name = base.name or (recipe.stem if recipe else base.model.placement)
         return name, replace(base, name=None), {}, seeds
     study = load_study(recipe, overrides)
-    others = {key: values for key, values in study.axes.items() if key not in AXES}
+    others = {k: values for k, values in study.axes.items() if k not in AXES and not k.startswith(ARGUMENTS)}
     if ARM in others:
         raise RecipeError(
             f"{recipe}: headroom takes no arms; write axes: {{model.placement: [post-ln, pre-ln]}} instead"
@@ -101,7 +130,7 @@ def _read(recipe: Path | None, overrides: Sequence[str]) -> tuple[str, Run, dict
     if study.budget is not None and study.budget.unit == "seconds":
         raise RecipeError(f"{recipe}: headroom takes no budget in seconds; write budget.steps=N after the recipe")
     cell, base = study.cells[0].run, study.base  # the cell has what the budget pays, and the other axes' only values
-    model = replace(cell.model, placement=base.model.placement)
+    model = replace(cell.model, placement=base.model.placement) if base.entry() else base.model
     training = replace(cell.training, warmup=base.training.warmup, lr=base.training.lr)
     return study.name, replace(cell, seed=base.seed, model=model, training=training), study.axes, study.seeds
 
@@ -115,7 +144,7 @@ def _check(plan: SearchPlan) -> None:
     if not task_of(plan.base).lr_range:
         able = " or ".join(name for name, task in TASKS.items() if task.lr_range)
         raise RecipeError(f"headroom is for task={able}, and this is task={plan.base.task}")
-    for placement in plan.placements:
+    for placement in plan.placements if not plan.arms else ():
         get(placement)
     for warmup in plan.warmups:
         if not 0 <= warmup < plan.base.training.steps:
@@ -132,20 +161,20 @@ def _check(plan: SearchPlan) -> None:
 
 def run_at(plan: SearchPlan, placement: str, warmup: int, seed: int, rate: float) -> Run:
     """The user's run at this rate. It stops where its loss breaks; what is only looked at, or kept, is left out."""
-    training = plan.base.training
-    assert isinstance(training, TextTraining)
+    base = plan.arms.get(placement) or replace(plan.base, model=replace(plan.base.model, placement=placement))
+    changes: dict[str, Any] = {"stop_when_broken": True}  # not every task has the key
     training = replace(
-        training,
+        base.training,
         lr=rate,
         warmup=warmup,
-        stop_when_broken=True,
+        **changes,
         probe_every=0,
         valid_every=0,
         patience=0,
         select="last",
         track=(),
     )
-    return replace(plan.base, seed=seed, model=replace(plan.base.model, placement=placement), training=training)
+    return replace(base, seed=seed, training=training)
 
 
 @dataclass(kw_only=True)
@@ -252,7 +281,8 @@ def _verdict(row: Row, folder: Path) -> RateVerdict:
         return "failed"
     losses = [math.nan if one["loss"] is None else one["loss"] for one in rows]
     rates, broke = [one["lr"] for one in rows], row.get("broke_at") is not None
-    return verdict_of(row["outcome"], losses, rates, row["unigram_entropy"], broke)
+    unit = read_object(folder / "resolved.json").get("data", {}).get("unit", 1.0)
+    return verdict_of(row["outcome"], [loss / unit for loss in losses], rates, row["unigram_entropy"] / unit, broke)
 
 
 def _content(plan: SearchPlan, chains: Sequence[Chain], facts: Row) -> Row:

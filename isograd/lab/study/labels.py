@@ -8,6 +8,8 @@ from isograd.lab.train.tasks import DEFAULT, TASKS
 ALWAYS = ("model.placement", "training.warmup")
 # at 0, or none, nothing is to be said of them
 UNREAD = ("training.decay_at", "training.decay_to", "training.warmup_from", "model.encoder_placement")
+ARGUMENTS = "model.arguments."  # of a model of the user's own
+UNSAID = ("model.build", "model.sha256")  # its name says it
 NEVER = ("name", "seed")  # runs that differ in these alone are one arm
 WORDS = {  # dotted key -> how a label says its value; of others the key's last part stands before it
     "arm": "{}",
@@ -33,7 +35,17 @@ def labels(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [dict(flat(run)) for run in runs]
     always = _always(found[0]) if found else ALWAYS
     differing = [key for key in differences(runs) if key not in always]
-    return [", ".join([*_first(one), *_others(one, differing)]) for one in found]
+    return [", ".join(_label(one, differing)) for one in found]
+
+
+def _label(one: Mapping[str, Any], differing: Sequence[str]) -> Iterator[str]:
+    own = [key for key in differing if key.startswith(ARGUMENTS) and key in one]
+    if own:  # of a model of the user's own what he has named
+        yield from _others(one, own)
+        yield _first(one)[1]
+    else:
+        yield from _first(one)
+    yield from _others(one, [key for key in differing if key not in own])
 
 
 NAMES = {  # placement -> what a page calls it; the others go by the name that they have everywhere
@@ -73,8 +85,8 @@ def names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _name(one: Mapping[str, Any], differing: Sequence[str]) -> Iterator[str]:
-    placement = one["model.placement"]
-    yield NAMES.get(placement, placement)
+    placement, own = one["model.placement"], [key for key in differing if key.startswith(ARGUMENTS) and key in one]
+    yield from [] if own else [NAMES.get(placement, placement)]
     if "training.warmup" in differing:
         yield _first(one)[1]
     for key in (key for key in differing if key not in ALWAYS):
@@ -141,7 +153,7 @@ def _first(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _others(one: Mapping[str, Any], differing: Sequence[str]) -> Iterator[str]:
-    for key in differing:
+    for key in (key for key in differing if key not in UNSAID and (key in one or not key.startswith(ARGUMENTS))):
         value = one.get("model.layers") if key == "model.encoder_layers" and one.get(key) is None else one.get(key)
         if key not in UNREAD or value:
             yield said(key, value)
@@ -155,6 +167,8 @@ def said(key: str, value: Any) -> str:
     """
     if key in WORDS and value is not None:
         return WORDS[key].format(value)
+    if key.startswith(ARGUMENTS):
+        return f"{key.removeprefix(ARGUMENTS)}={shown(value)}"
     return f"{key.rpartition('.')[2].replace('_', ' ')} {shown(_short(value))}"
 
 

@@ -12,9 +12,18 @@ from typing import Any, Literal, get_args
 
 from isograd.errors import RecipeError, UnknownPlacement, hint
 from isograd.lab.study.labels import flat, labels, shown
-from isograd.lab.train.recipe import COMPARED, arms_in, known_keys, overridden, read_recipe, run_from_dict
+from isograd.lab.train.recipe import (
+    ARGUMENTS,
+    COMPARED,
+    arms_in,
+    is_known,
+    known_keys,
+    overridden,
+    read_recipe,
+    run_from_dict,
+    set_key,
+)
 from isograd.lab.train.run import Run, with_steps
-from isograd.placement import get
 
 Unit = Literal["steps", "tokens", "seconds"]
 FIXED = ("seed", "name", "task")  # no axis may be over these
@@ -68,6 +77,10 @@ def paid(run: Run, budget: Budget | None) -> Run:
         return run
     if budget.unit == "steps":
         return with_steps(run, math.ceil(budget.amount))
+    if not run.places:
+        raise RecipeError(
+            f"a budget of {budget} counts tokens, which task={run.task} has not; write budget: {{steps: N}}"
+        )
     return with_steps(run, math.ceil(budget.amount / run.tokens_per_update))
 
 
@@ -151,7 +164,8 @@ def load_study(recipe: Path, overrides: Sequence[str] = ()) -> Study:
     arms, seeds = arms_in(content, recipe)
     if not axes and not arms:
         raise RecipeError(f"{recipe}: a study needs axes, such as axes: {{training.lr: [3.0e-4, 1.0e-3]}}")
-    _check_overrides(plain, axes, arms, budget)
+    own = bool((base.get("model") or {}).get("build"))
+    _check_overrides(plain, axes, [settings_of(arm, own) for arm in arms], budget)
     if seeds and "seed" in map(_key, plain):
         raise RecipeError(f"{recipe}: seeds are {seeds}, and seed is set, too; write seeds=[NUMBERS]")
     run = paid(run_from_dict(provided(base, budget)), budget)
@@ -207,14 +221,13 @@ def point(
     base: Run, arm: Sequence[str], values: Mapping[str, Any], budget: Budget | None = None
 ) -> tuple[Run, dict[str, Any]]:
     """The run of an arm at these values, and what it has at the keys that these set."""
-    settings = settings_of(arm) if arm else []
+    settings = settings_of(arm, base.entry() is None) if arm else []
     content = overridden(provided(base.as_dict(), budget), settings)
     for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        (content[section] if section else content)[name] = value
+        set_key(content, key.split("."), value)
     try:
         run = paid(run_from_dict(content), budget)
-        get(run.model.placement)
+        run.entry()
     except (RecipeError, UnknownPlacement) as error:
         named = ", ".join([*settings, *(f"{key}={shown(value)}" for key, value in values.items())])
         raise RecipeError(f"the cell {named}: {error}") from error
@@ -223,15 +236,20 @@ def point(
     return run, {key: has[key] for key in keys}
 
 
-def settings_of(arm: Sequence[str]) -> list[str]:
-    """An arm of a recipe, a placement and other settings, as overrides.
+def settings_of(arm: Sequence[str], own: bool = False) -> list[str]:
+    """An arm of a recipe, a placement and other settings, as overrides; of a model of the user's `own` arguments of its
+    function and other settings.
 
     >>> settings_of(["post-ln", "training.warmup = 50"])
     ['model.placement=post-ln', 'training.warmup=50']
+    >>> settings_of(["norm=pre", "training.warmup=50"], own=True)
+    ['model.arguments.norm=pre', 'training.warmup=50']
 
     Raises:
         RecipeError: it does not begin with a placement, or sets what cannot differ between arms.
     """
+    if own:
+        return [_of_own(word) for word in arm]
     placement, *overrides = arm
     if "=" in placement:
         raise RecipeError(f"an arm begins with a placement, such as post-ln, not with {placement!r}")
@@ -240,6 +258,15 @@ def settings_of(arm: Sequence[str]) -> list[str]:
         if key.strip() in ("seed", "name", "task", "model.placement"):
             raise RecipeError(f"{override!r} cannot differ between arms; an arm is a placement and other settings")
     return [f"model.placement={placement}", *(f"{key.strip()}{sign}{value.strip()}" for key, sign, value in parts)]
+
+
+def _of_own(word: str) -> str:
+    """A word of an arm of a model of the user's own, as an override."""
+    key, sign, value = (part.strip() for part in word.partition("="))
+    if not sign or key in ("seed", "name", "task"):
+        raise RecipeError(f"{word!r}: an arm of a model of your own is arguments of its function and other settings,"
+                          " such as norm=pre training.warmup=100")  # fmt: skip
+    return f"{key if '.' in key else ARGUMENTS + key}={value}"
 
 
 def products(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -258,7 +285,7 @@ def _axes(content: Any, recipe: Path) -> Iterator[tuple[str, list[Any]]]:
         if key in FIXED:
             instead = "; write seeds: [1, 2, 3]" if key == "seed" else ""
             raise RecipeError(f"{recipe}: axes over {key!r} are not possible{instead}")
-        if key not in known:
+        if not is_known(key, known):
             raise RecipeError(f"{recipe}: axes: unknown key {key!r}; {hint(key, known)}")
         if not isinstance(values, list) or not values:
             raise RecipeError(f"{recipe}: axes: {key} needs a list of values, such as [1, 2]")
@@ -300,7 +327,7 @@ def _check_overrides(
     plain: Sequence[str], axes: Mapping[str, Any], arms: Sequence[Sequence[str]], budget: Budget | None
 ) -> None:
     """Each key is set once: an axis, an arm or the budget would take back what the recipe or another says."""
-    by_arms = {_key(text) for arm in arms for text in settings_of(arm)}
+    by_arms = {_key(text) for arm in arms for text in arm}
     for key in axes:
         if key in by_arms:
             raise RecipeError(f"{key} is an axis, and an arm sets it, too; take it out of one")

@@ -27,7 +27,6 @@ from isograd.lab.study.plan import CELLS, Cell
 from isograd.lab.train.recipe import known_keys, run_from_dict, with_overrides
 from isograd.lab.train.run import Run
 from isograd.outcome import ENDED, Course
-from isograd.placement import get
 
 if TYPE_CHECKING:
     from isograd.lab.study.engine.jobs import Engine, OnStep
@@ -106,6 +105,8 @@ def load_replay(
         UnknownPlacement: a placement that is not in the catalogue.
     """
     run, outcome = _of(parent)
+    if run.entry() is None:
+        raise UserError(f"{parent}: replay is for isograd's own models, and this run's is {run.model.placement}")
     if outcome.get("outcome") not in BROKEN and step is None:
         how = f"{outcome['outcome']}" if outcome else "has not ended"
         raise UserError(f"{parent}: nothing broke ({how}); --from STEP replays it all the same")
@@ -327,7 +328,7 @@ def _change(run: Run, settings: Sequence[str], begins: int, seeds: int, end: int
 def _changed(run: Run, settings: Sequence[str], more: int) -> Run:
     """The run with a change, and with a seed so much larger: for its weights, its dropout, and its batches."""
     changed = replace(with_overrides(run, settings), name=None)
-    get(changed.model.placement)
+    changed.entry()
     if settings and changed == replace(run, name=None):
         raise RecipeError(f"{' '.join(settings)} changes nothing: the run has it already")
     moved = changed.seed + more - run.seed

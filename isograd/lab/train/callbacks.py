@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from isograd.diagnose import Probe
+from isograd.diagnose.watch.baseline import Baseline
 from isograd.diagnose.watch.collapse import CollapseWatch
-from isograd.diagnose.watch.layers import by_layer, find_layers
+from isograd.diagnose.watch.layers import WHOLE, by_layer, find_layers, sublayers_of
 from isograd.diagnose.watch.loops.callback import announce
 from isograd.diagnose.watch.loops.recover import Recovery
 from isograd.diagnose.watch.writers import WARNINGS
@@ -31,17 +32,18 @@ class EarlyWarning:
     """Follows a trainer's losses and gradients, and writes warnings.jsonl.
 
     Args:
-        unigram_entropy: of the predicted tokens, nats; None where the loss is not one of tokens.
+        baseline: what the loss is compared with; None where that is not known.
         checkpoint: where the run goes on from.
     """
 
     def __init__(
-        self, trainer: IsogradTrainer, folder: Path, unigram_entropy: float | None, checkpoint: Path | None = None
+        self, trainer: IsogradTrainer, folder: Path, baseline: Baseline | None, checkpoint: Path | None = None
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         layers_of = by_layer(find_layers(trainer.model))
-        self.collapse = CollapseWatch(layers_of.addresses, layers_of.stacks, unigram_entropy)
+        self.collapse = CollapseWatch(layers_of.addresses, layers_of.stacks)
+        self.collapse.baseline = baseline
         self._members: Tensor | None = None  # (layers, gradients): 1 where a gradient is of a layer
         state = checkpoint / STATE if checkpoint else None
         if state is not None and state.exists():
@@ -127,13 +129,13 @@ class Log(TrainerCallback):
         for row in rows:
             if self.recovery is not None:
                 self.recovery.follow(row["step"], row["loss"])
-            self._onset.follow(row["step"], row["loss"], self._level)
+            self._follow(row["step"], row["loss"])
 
-    @property
-    def _level(self) -> float:
-        """The unigram entropy; not a number where the loss is not one of tokens."""
-        level = self.warning.collapse.unigram_entropy if self.warning else None
-        return math.nan if level is None else level
+    def _follow(self, step: int, loss: float) -> None:
+        """In units of the baseline, which is not a number where none is known."""
+        level = self.warning.collapse.baseline if self.warning else None
+        unit = level.unit if level else 1.0
+        self._onset.follow(step, loss / unit, level.value / unit if level else math.nan)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         loss = torch.stack(self.trainer.losses).float().mean()
@@ -214,7 +216,7 @@ class Log(TrainerCallback):
         if back:
             self._onset = Onset()
             for s, loss in recovery.history():
-                self._onset.follow(s, loss, self._level)
+                self._follow(s, loss)
         return back
 
     def _time(self, step: int) -> None:
@@ -261,7 +263,10 @@ class Observe(TrainerCallback):
         self._open = ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.probe = Probe(self.trainer.model)  # only now are the parameters what FSDP2 made of them
+        model = self.trainer.model  # only now are the parameters what FSDP2 made of them
+        own = [] if sublayers_of(model) else [layer for layer in find_layers(model) if layer.address != WHOLE]
+        self.facts = {layer.address: {"kind": "layer", **layer.facts} for layer in own}
+        self.probe = Probe(model, [*self.facts] or None)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = state.global_step + 1
@@ -275,5 +280,6 @@ class Observe(TrainerCallback):
         self.trainer.probe = None
         self._open.close()
         if self.trainer.is_world_process_zero():
-            append_rows(self.folder / "quantities.jsonl", self.probe.rows)
+            rows = [self.facts.get(row["address"], {}) | row for row in self.probe.rows]
+            append_rows(self.folder / "quantities.jsonl", rows)
         self.probe.rows.clear()

@@ -2,7 +2,7 @@
 
 import json
 from argparse import ArgumentError
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from keyword import iskeyword
@@ -16,8 +16,10 @@ from isograd.errors import RecipeError, nearest
 from isograd.lab.recipes import path_of
 from isograd.lab.train.run import GONE, Run, written
 from isograd.lab.train.tasks import DEFAULT, TASKS
+from isograd.lab.train.tasks.own import task_for
 
 COMPARED = ("arms", "seeds", "axes", "also", "budget", "keep_models")  # top-level keys of comparisons and studies
+ARGUMENTS = "model.arguments."  # of a model of the user's own, by their names
 
 
 def load_run(recipe: Path | None = None, overrides: Sequence[str] = ()) -> Run:
@@ -67,10 +69,12 @@ def run_from_dict(content: Mapping[str, Any]) -> Run:
     Raises:
         RecipeError: as `load_run`.
     """
-    task = content.get("task", DEFAULT)
+    content = _without_settled(content)
+    task = content.get("task") or (task_for(content) if _builds(content) else DEFAULT)
     if not isinstance(task, str) or task not in TASKS:
         raise RecipeError(f"task is {json.dumps(task, default=str)}; expected {' or '.join(TASKS)}")
     content = _with_one_name(content, TASKS[task].recipe.from_key)
+    content = {**content, "task": task}
     training = content.get("training")
     if isinstance(training, Mapping):
         kept = {key: value for key, value in training.items() if GONE.get(key, ...) != value}
@@ -81,6 +85,26 @@ def run_from_dict(content: Mapping[str, Any]) -> Run:
         return _from_model(str(name), content, task)
     run: Run = _built(TASKS[task].recipe, content)
     return run
+
+
+def _builds(content: Mapping[str, Any]) -> bool:
+    """Whether the model is the user's own."""
+    return isinstance(content.get("model"), Mapping) and bool(content["model"].get("build"))
+
+
+def _without_settled(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without what follows from the file of `model.build`, which an override may have changed."""
+    if not _builds(content):
+        return content
+    model = content["model"]
+    if ":" not in str(model.get("placement") or ":"):
+        raise RecipeError(f"model.placement={model['placement']} is of isograd's own models, and model.build names one")
+    return {**content, "model": {key: value for key, value in model.items() if key not in ("placement", "sha256")}}
+
+
+def is_known(key: str, known: Collection[str]) -> bool:
+    """Whether a dotted key is one of a recipe, or an argument of `model.build`."""
+    return key in known or key.startswith(ARGUMENTS)
 
 
 def _from_model(name: str, content: dict[str, Any], task: str) -> Run:
@@ -237,15 +261,18 @@ def overridden(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, A
             raise RecipeError(f"{override!r} is an invalid override; expected key=value, such as model.layers=36")
         try:
             key = key.strip()  # a name such as 2024-01-01 is text, not a date
-            _set(content, key.split("."), value if key == "name" else yaml.safe_load(value))
+            set_key(content, key.split("."), value if key == "name" else yaml.safe_load(value))
         except yaml.YAMLError as error:
             raise RecipeError(f"{override!r}: the value is not YAML ({' '.join(str(error).split())})") from error
     return content
 
 
-def _set(content: dict[str, Any], path: list[str], value: Any) -> None:
+def set_key(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Raises RecipeError: a part of the path is a value."""
     for part in path[:-1]:
-        content = content.setdefault(part, {})
+        if content.get(part) is None:
+            content[part] = {}
+        content = content[part]
         if not isinstance(content, dict):
             raise RecipeError(f"{'.'.join(path)}: {part} is a value, not a section")
     content[path[-1]] = value

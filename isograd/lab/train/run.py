@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 from isograd.errors import RecipeError
+from isograd.placement import Placement, get
 
 if TYPE_CHECKING:
     from isograd.models import IsogradConfig
@@ -211,6 +212,14 @@ class Run:
         shards = sharded_by(self.training)
         if shards and self.training.select != "last":
             raise RecipeError(f"{shards} needs training.select=last: weights lie in shards")
+
+    def entry(self) -> Placement | None:
+        """The placement's entry; None of a model that is not isograd's.
+
+        Raises:
+            UnknownPlacement: there is none of this name.
+        """
+        return get(self.model.placement)
 
     @property
     def layers(self) -> int | None:

@@ -16,6 +16,7 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from isograd.diagnose.calibrate import CalibrationWarning, calibrate
+from isograd.diagnose.watch.layers import WHOLE, find_layers
 from isograd.diagnose.watch.loops.recover import Recovery
 from isograd.diagnose.watch.writers import WARNINGS, judge
 from isograd.errors import RecipeError
@@ -39,7 +40,7 @@ from isograd.lab.train.run import Run, sharded_by
 from isograd.lab.train.tasks import Task, task_of
 from isograd.lab.train.trainer import IsogradTrainer, check_machine
 from isograd.lab.train.validation import ROWS, WEIGHTS, Report, Validate, take_chosen, updates_between
-from isograd.models import IsogradConfig, IsogradPreTrainedModel
+from isograd.models import IsogradConfig
 from isograd.outcome import ENDED, LAST, LossWatch, Onset, lr_reached
 from isograd.placement import Stack
 from isograd.placement.text import final_formula, formulas, legend, numbers
@@ -126,10 +127,11 @@ def broke_from(folder: Path) -> int | None:
 
     The first of: where the loss left its lowest for good, and what a warning says.
     """
-    level = _there(folder / "resolved.json").get("data", {}).get("unigram_entropy")
+    data = _there(folder / "resolved.json").get("data", {})
+    level, unit = data.get("unigram_entropy"), data.get("unit") or 1.0
     onset = Onset()
     for row in _losses(folder):
-        onset.follow(row["step"], row["loss"], math.nan if level is None else level)
+        onset.follow(row["step"], row["loss"] / unit, math.nan if level is None else level / unit)
     return left_course(onset, read_rows(folder / WARNINGS))
 
 
@@ -186,7 +188,9 @@ def gradient_ratio(rows: list[dict[str, Any]], stack: Stack = "decoder") -> floa
     """mean |gradient| of W_2 in a stack's first layer over that in its last, each averaged over the steps of `rows`."""
     values: dict[int, list[float]] = {}
     for row in rows:
-        if row.get("kind") == "ffn" and row.get("stack", stack) == stack and row.get("gradient_mean_abs") is not None:
+        whole = row.get("kind") == "layer" and "stack" not in row  # the one stack of a model that is not isograd's
+        ours = row.get("kind") == "ffn" and row.get("stack", stack) == stack
+        if (whole or ours) and row.get("gradient_mean_abs") is not None:
             values.setdefault(row["layer"], []).append(row["gradient_mean_abs"])
     if not values:
         return None
@@ -198,16 +202,17 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     run = task.run
     checkpoint = last_checkpoint(folder / CHECKPOINTS)
     model, said = _model(task, checkpoint)
-    if not checkpoint and run.training.checkpoint_every and PartialState().is_main_process:
+    if not task.foreign and not checkpoint and run.training.checkpoint_every and PartialState().is_main_process:
         model.save_pretrained(folder / CHECKPOINTS / INITIAL)
     if run.training.gradient_checkpointing:
         # the name in newer versions of transformers, and in older ones, of the same method
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
     held = task.pretrained.moments(run.training.optimizer) if task.pretrained and run.stored_optimizer else None
-    trainer = IsogradTrainer(run, model, task.samples, folder / CHECKPOINTS, task.updates_per_epoch, held)
+    own_loss = task.loss if task.foreign else None
+    trainer = IsogradTrainer(run, model, task.samples, folder / CHECKPOINTS, task.updates_per_epoch, held, own_loss)
     begun = step_of(checkpoint) if checkpoint else 0
-    warning = EarlyWarning(trainer, folder, task.token_entropy, checkpoint)
+    warning = EarlyWarning(trainer, folder, task.baseline, checkpoint)
     if trainer.is_world_process_zero():
         take_back(folder, begun)
     recovery, stops = _recovery(task, checkpoint), _diverged(task, folder, begun, warning)
@@ -217,7 +222,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
     if task.updates_per_epoch or run.training.valid_every:
         trainer.add_callback(Validate(trainer, task, folder, report))
     trainer.add_callback(Seal(trainer, folder / CHECKPOINTS, lambda: log.broke_from))
-    if run.training.probe_every:
+    if run.training.probe_every and (not task.foreign or find_layers(model)[0].address != WHOLE):
         trainer.add_callback(Observe(trainer, folder, run.training.probe_every))
     if trainer.is_world_process_zero():
         drop_broken(folder / CHECKPOINTS)
@@ -237,7 +242,7 @@ def _train(task: Task, folder: Path, progress: Progress | None, report: Report |
         if run.training.keep_optimizer:
             keep_state(folder / "model" / OPTIMIZER, run.training.optimizer, trainer.optimizer, model)
     rows = read_rows(folder / "quantities.jsonl")
-    stack = model.config.stacks()[-1]
+    stack: Stack = "decoder" if task.foreign else model.config.stacks()[-1]
     return (
         outcome
         | {
@@ -275,7 +280,8 @@ def _judged(task: Task, trainer: IsogradTrainer, folder: Path, apart: float | No
     level = task.unigram_loss([row["step"] for row in last])
     outcome: dict[str, Any] = {"final_loss": final, "unigram_loss": level, "validation_loss": None}
     if task.run.training.stop_when_broken:
-        outcome |= lr_reached(rows, [task.unigram_loss([row["step"]]) for row in rows])
+        found = [{**row, "loss": row["loss"] / task.unit} for row in rows]
+        outcome |= lr_reached(found, [task.unigram_loss([row["step"]]) / task.unit for row in rows])
     if not all(math.isfinite(row["loss"]) for row in rows):
         return task.judge(rows, None).as_dict() | outcome | {"final_loss": None} | dict(task.lost)
     choice = take_chosen(trainer, task, folder)
@@ -293,7 +299,7 @@ def _diverged(task: Task, folder: Path, step: int, warning: EarlyWarning) -> Div
     if not stop:
         return None
     known: list[Mapping[str, Any]] = [row for row in _losses(folder) if row["step"] <= step]
-    watch = _followed(LossWatch(task.unigram_entropy), task, known)
+    watch = _followed(LossWatch(task.unigram_entropy / task.unit), task, known)
 
     def broken(rows: Sequence[Mapping[str, Any]]) -> bool:
         known.extend(rows)
@@ -305,7 +311,8 @@ def _diverged(task: Task, folder: Path, step: int, warning: EarlyWarning) -> Div
 
 
 def _followed(watch: LossWatch, task: Task, rows: Sequence[Mapping[str, Any]]) -> LossWatch:
-    return watch.follow([row["loss"] for row in rows], [task.unigram_loss([row["step"]]) for row in rows])
+    levels = [task.unigram_loss([row["step"]]) / task.unit for row in rows]
+    return watch.follow([row["loss"] / task.unit for row in rows], levels)
 
 
 def initial_model(run: Run) -> tuple[Task, Any]:
@@ -315,12 +322,14 @@ def initial_model(run: Run) -> tuple[Task, Any]:
     return task, _model(task, None)[0].cpu()
 
 
-def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel, list[dict[str, Any]]]:
+def _model(task: Task, checkpoint: Path | None) -> tuple[Any, list[dict[str, Any]]]:
     """A fresh model, calibrated on the first micro-batch, or an empty one of the checkpoint's configuration.
 
     Beside it what the calibration has to say, as rows of warnings.jsonl. It runs where the run will, but on the host,
     with the whole model, before parameters are sharded.
     """
+    if task.foreign:  # the Trainer loads its weights
+        return task.build(None), []
     if checkpoint:
         return task.build(from_pretrained(IsogradConfig, checkpoint)), []
     model = task.build(task.config())
@@ -337,8 +346,11 @@ def _model(task: Task, checkpoint: Path | None) -> tuple[IsogradPreTrainedModel,
     return model, [{"step": 0, "signal": "calibration", "layer": None, "message": message} for message in said]
 
 
-def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
+def resolved(task: Task, model: Any) -> dict[str, Any]:
     """What was built: formulas, the numbers of every site, sizes, data."""
+    sizes = {"parameters": sum(p.numel() for p in model.parameters()), "steps": task.run.training.steps}
+    if task.foreign:
+        return {"placement": task.run.model.placement} | task.built() | sizes | {"data": task.facts()}
     config = model.config
     entry = config.entry()
     own = {stack: config.of(stack) for stack in config.stacks()}
@@ -355,8 +367,7 @@ def resolved(task: Task, model: IsogradPreTrainedModel) -> dict[str, Any]:
         "sites": sites,
         "init": config.scheme(),
         "calibration": config.calibration,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": task.run.training.steps,
+        **sizes,
         "data": task.facts(),
     } | task.origin()
 

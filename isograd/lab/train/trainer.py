@@ -4,7 +4,7 @@ It differs where the default would blur a comparison: weight decay by role, sche
 order of the data fixed beforehand, gradients read before clipping, and non-finite losses kept as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cached_property
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
 
 from isograd.diagnose import Probe
 from isograd.diagnose.watch.probe import whole
@@ -42,6 +42,7 @@ class IsogradTrainer(Trainer):
         folder: where checkpoints go.
         updates_per_epoch: where the recipe counts in epochs.
         moments: the state that the optimizer begins with; None: none.
+        loss: (model, inputs) -> the loss, of a model that is not isograd's; None: the model's own.
     """
 
     lr_scheduler: Any
@@ -49,15 +50,18 @@ class IsogradTrainer(Trainer):
     def __init__(
         self,
         run: Run,
-        model: IsogradPreTrainedModel,
+        model: nn.Module,
         train_dataset: Dataset[Any],
         folder: Path,
         updates_per_epoch: int | None = None,
         moments: Mapping[str, Any] | None = None,
+        loss: Callable[[nn.Module, Mapping[str, Any]], Tensor] | None = None,
     ) -> None:
         self.recipe = run
+        self.loss = loss
         self.schedule = schedule_of(run.training, updates_per_epoch)
-        self.smoothing = smoothing_of(run.training.label_smoothing, run.training.smoothing, model.config.vocab_size)
+        classes = model.config.vocab_size if isinstance(model, IsogradPreTrainedModel) else 0
+        self.smoothing = smoothing_of(run.training.label_smoothing, run.training.smoothing, classes)
         self.probe: Probe | None = None  # set while a step is observed
         self.losses: list[Tensor] = []  # of the micro-batches of this step
         self.norm: Tensor | None = None  # of all gradients, before clipping
@@ -113,6 +117,19 @@ class IsogradTrainer(Trainer):
         for group, settings_, peak in zip(self.optimizer.param_groups, ours, peaks, strict=True):
             group |= settings_ | {"lr": peak * factor}
 
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Of a plain module each tensor once: safetensors refuses tied ones, and loading ties them again."""
+        if not isinstance(self.model, PreTrainedModel):
+            every = self.model.state_dict() if state_dict is None else state_dict
+            first = {(t.data_ptr(), t.shape, t.stride()) if t.numel() else n: n for n, t in reversed(every.items())}
+            state_dict = {name: every[name].contiguous() for name in sorted(first.values())}
+        super()._save(output_dir, state_dict)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Of a plain module the second name of a tied tensor is missing, and nothing else (`_save`)."""
+        if isinstance(self.model, PreTrainedModel):
+            super()._issue_warnings_after_load(load_result)
+
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
 
@@ -130,7 +147,10 @@ class IsogradTrainer(Trainer):
         each loss is a part of the update's: one long batch and several short ones are then the same update.
         """
         smoothing = self.smoothing if model.training else 0.0
-        loss = model(**inputs, label_smoothing=smoothing, num_items_in_batch=num_items_in_batch).loss
+        if self.loss is not None:
+            loss = self.loss(model, inputs)
+        else:
+            loss = model(**inputs, label_smoothing=smoothing, num_items_in_batch=num_items_in_batch).loss
         if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes  # DDP takes the mean of the processes' gradients
         if model.training:
@@ -140,12 +160,13 @@ class IsogradTrainer(Trainer):
 
     @cached_property
     def _multiplied(self) -> int:
-        """Parameters that are multiplied with: all but the embeddings'."""
-        return int(self.model.num_parameters(exclude_embeddings=True))
+        """Parameters that are multiplied with: all but the embeddings'; of a foreign model not counted."""
+        counted = isinstance(self.model, IsogradPreTrainedModel)
+        return int(self.model.num_parameters(exclude_embeddings=True)) if counted else 0
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """The Trainer's own figure, whose parameters are counted once and not in every step."""
-        read = inputs.get(self.model.main_input_name)
+        read = inputs.get(getattr(self.model, "main_input_name", ""))
         return 0 if read is None else 6 * read.numel() * self._multiplied
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:

@@ -186,7 +186,8 @@ def _load(trainer: IsogradTrainer, folder: Path, steps: list[int]) -> None:
     model = trainer.accelerator.unwrap_model(trainer.model)
     missing = model.load_state_dict(weights, strict=False)
     assert not missing.unexpected_keys, missing
-    model.tie_weights()
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
 
 
 def _measured(row: Row) -> Row:

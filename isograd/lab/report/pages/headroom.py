@@ -18,7 +18,7 @@ from isograd.errors import UserError
 from isograd.files import read_json, write_json, write_text
 from isograd.lab.report import compared
 from isograd.lab.report.compared import Compared
-from isograd.lab.report.page import Page, Section, Table, csv_of_rows, settings_table, write_page
+from isograd.lab.report.page import Page, Section, Table, csv_of_rows, page_in_words, settings_table, write_page
 from isograd.lab.report.runs import ArmFiles, RunFiles
 from isograd.lab.report.settings import settings, subtitle
 from isograd.lab.report.style import (
@@ -37,6 +37,7 @@ from isograd.lab.report.style import (
 from isograd.lab.statistics import compare
 from isograd.lab.study.boundary import Boundary, BoundaryInterval, RateSearch, RateVerdict, log_middle
 from isograd.lab.study.labels import listed
+from isograd.lab.train.tasks import DEFAULT, TASKS
 
 Row = Mapping[str, Any]
 HEADROOM = "headroom.json"
@@ -135,7 +136,7 @@ def _page(content: Row, title: str | None) -> Page:
         f"{_SEARCH} between {search['low']:.3g} and {search['high']:.3g}, until its ends are at most"
         f" {search['precision']:g} times apart. {_VERDICTS}"
     )
-    return Page(
+    page = Page(
         title=title or "Maximum stable learning rate",
         headline=headline(content),
         warnings=list(oddities(content)),
@@ -165,6 +166,7 @@ def _page(content: Row, title: str | None) -> Page:
         ],
         made="Made by `isograd headroom` from `headroom.json`. `results.csv` and `results.json`: a row per run.",
     )
+    return page_in_words(page, TASKS[content["base"].get("task") or DEFAULT].words)
 
 
 _SEARCH = (

@@ -21,6 +21,8 @@ from isograd.lab.report.page import (
     csv_of,
     csv_of_rows,
     figure_of,
+    in_words,
+    page_in_words,
     settings_table,
     warnings_table,
     write_page,
@@ -171,7 +173,7 @@ def _page(
     made += " `curves.csv`: every curve; `references.bib`: the papers." if everything else ""
     name = next((run.run.get("name") for arm in arms for run in arm.runs if run.run.get("name")), None)
     alone = f"Run: {name or arms[0].label}" if len(arms) == 1 else None
-    return Page(
+    page = Page(
         title=title or alone or title_of(arms),
         headline=headline(arms),
         warnings=warnings(arms),
@@ -185,6 +187,7 @@ def _page(
         ],
         made=made,
     )
+    return page_in_words(page, TASKS[arms[0].task].words)
 
 
 def _warned(arms: Sequence[ArmFiles]) -> Table:
@@ -423,6 +426,10 @@ def _about_table(arms: Sequence[ArmFiles]) -> str:
 
 def headline(arms: Sequence[ArmFiles]) -> str:
     """What trained, in one sentence. Who differs from whom is a verdict."""
+    return in_words(_headline(arms), TASKS[arms[0].task].words)
+
+
+def _headline(arms: Sequence[ArmFiles]) -> str:
     if TASKS[arms[0].task].scored:
         return finetuning.headline(arms)
     if kind_name(arms) == RANGE_TEST:
@@ -494,16 +501,25 @@ def _is_easier(arm: ArmFiles) -> bool:
     """Not where dropout or label smoothing raise the loss in training."""
     seen, held_out = arm.values("final_loss"), arm.values("validation_loss")
     raised = arm.first.run["model"].get("dropout") or arm.first.run["training"].get("label_smoothing")
-    return bool(seen and held_out and not raised) and statistics.fmean(seen) - statistics.fmean(held_out) > 0.2
+    return bool(seen and held_out and not raised) and statistics.fmean(seen) - statistics.fmean(held_out) > 0.2 * _unit(
+        arm
+    )
 
 
 def _overfits(arm: ArmFiles) -> bool:
     seen, held_out = arm.values("final_loss"), arm.values("validation_loss")
-    return bool(seen and held_out) and statistics.fmean(held_out) - statistics.fmean(seen) > 0.5
+    return bool(seen and held_out) and statistics.fmean(held_out) - statistics.fmean(seen) > 0.5 * _unit(arm)
+
+
+def _unit(arm: ArmFiles) -> float:
+    """What stands for a nat in the arm's loss; without a baseline nothing does."""
+    data, task = arm.first.resolved.get("data") or {}, TASKS[arm.task]
+    return float(data.get("unit") or (math.inf if task.foreign and task.name != "own-language" else 1.0))
 
 
 def findings(arms: Sequence[ArmFiles], reference: str | None = None) -> Iterator[str]:
     """The verdicts of all sections, each once."""
     about = Subject(arms=arms, entropy=_entropy(arms), reference=reference)
     sections = filter(None, (maker(about) for maker in makers(arms)))
-    yield from dict.fromkeys(line for one in sections for line in one.verdicts)
+    words = TASKS[arms[0].task].words
+    yield from dict.fromkeys(in_words(line, words) for one in sections for line in one.verdicts)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,17 @@ import yaml
 
 from isograd.files import write_json, write_text
 from isograd.lab.report import compared, equal_loss, figures
-from isograd.lab.report.page import Page, Section, Table, csv_of, csv_of_rows, settings_table, write_page
+from isograd.lab.report.page import (
+    Page,
+    Section,
+    Table,
+    csv_of,
+    csv_of_rows,
+    in_words,
+    page_in_words,
+    settings_table,
+    write_page,
+)
 from isograd.lab.report.pages.runs import loss_words
 from isograd.lab.report.references import bibtex
 from isograd.lab.report.runs import ArmFiles, Row, curves
@@ -40,6 +50,7 @@ from isograd.lab.report.study.files import COUNTED, CellFiles, StudyFiles, axis_
 from isograd.lab.report.study.tables import arm_row, arms_table, cell_row, comparison_row, loss_said, rates_table, who
 from isograd.lab.report.style import Output
 from isograd.lab.study.labels import flat
+from isograd.lab.train.tasks import DEFAULT, TASKS
 
 SHOWN = 4  # conditions whose curves are drawn; the tables have all
 
@@ -84,7 +95,7 @@ def write_study_report(
     study = read_study(folder)
     found = found_in(study, reference)
     page = study_page(study, found, title)
-    said = [page.headline, *page.warnings, *verdicts(found)]
+    said = [page.headline, *page.warnings, *(in_words(line, words(study)) for line in verdicts(found))]
     out = folder / "report" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
     results = {
@@ -102,6 +113,7 @@ def write_study_report(
     write_text(out / "references.bib", bibtex(run.resolved.get("paper") for run in runs))
     write_page(page, out / "report.html", output)
     table = arms_table(found)
+    table = replace(table, header=[in_words(name, words(study)) for name in table.header])
     return StudyReport(page=out / "report.html", summary=said, table=table, left_out=study.left_out, results=results)
 
 
@@ -112,7 +124,7 @@ def study_page(study: StudyFiles, found: StudyFindings, title: str | None = None
     known = [ArmFiles(label="", runs=arm.runs) for arm in found.arms if arm.runs]
     text = next((run.resolved["data"] for arm in known for run in arm.runs if run.resolved.get("data")), None)
     left_out = Table(header=("file, and what is wrong",), lines=[(line,) for line in study.left_out])
-    return Page(
+    page = Page(
         title=title or f"Study: {study.name}",
         headline=headline(study, found),
         warnings=[*failures(study), *undecided(found.arms), *unlearnt(found), *edges(found)],
@@ -126,6 +138,12 @@ def study_page(study: StudyFiles, found: StudyFindings, title: str | None = None
         made=f"Made by isograd from the files of {len(study.cells)} cells. `results.csv`: a row per cell;"
         " `curves.csv`: every curve; `references.bib`: the papers.",
     )
+    return page_in_words(page, words(study))
+
+
+def words(study: StudyFiles) -> Mapping[str, str]:
+    """Of its task."""
+    return TASKS[study.setting("task") or DEFAULT].words
 
 
 _LEFT_OUT = "What could not be read. Nothing else was lost by it."

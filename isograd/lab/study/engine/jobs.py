@@ -20,7 +20,7 @@ from isograd.lab.train.tasks import Task
 from isograd.lab.train.train import check_text, load_task, train
 from isograd.lab.train.trainer import check_machine
 from isograd.machine import keep_freed_memory
-from isograd.placement import Placement, get, register
+from isograd.placement import Placement, register
 
 Job = tuple[Run, Path]
 OnStep = Callable[[int, int, float], None]
@@ -41,10 +41,11 @@ def prepare(threads: int) -> None:
     logging.disable_progress_bar()
 
 
-def attempt(placement: Placement, job: Job, progress: Progress | None = None) -> dict[str, Any]:
+def attempt(placement: Placement | None, job: Job, progress: Progress | None = None) -> dict[str, Any]:
     """The outcome of a job, whatever happens; see `Engine`."""
     run, folder = job
-    register(run.model.placement, placement, overwrite=True)  # it may be known in another process only
+    if placement is not None:
+        register(run.model.placement, placement, overwrite=True)  # it may be known in another process only
     try:
         return train(run, folder, progress)
     except FolderBusyError as error:
@@ -108,4 +109,4 @@ def in_this_process(jobs: Mapping[int, Job], on_step: OnStep, on_end: OnEnd) -> 
 
     logging.disable_progress_bar()
     for index, (run, folder) in jobs.items():
-        on_end(index, attempt(get(run.model.placement), (run, folder), partial(on_step, index)))
+        on_end(index, attempt(run.entry(), (run, folder), partial(on_step, index)))

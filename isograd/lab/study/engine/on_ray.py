@@ -28,7 +28,7 @@ from isograd.lab.train.train import ended
 from isograd.lab.train.validation import WEIGHTS
 from isograd.machine import cores
 from isograd.outcome import ENDED
-from isograd.placement import Placement, get
+from isograd.placement import Placement
 
 Files = dict[str, bytes]
 
@@ -79,7 +79,7 @@ def in_cluster(
         try:
             for index, (run, folder) in jobs.items():
                 here = (tokens[folder.parent], socket.gethostname(), Path.cwd())
-                running[task.remote(get(run.model.placement), (run, folder), threads, gpus, *here)] = index
+                running[task.remote(run.entry(), (run, folder), threads, gpus, *here)] = index
             while running:
                 done, _ = ray.wait(list(running), timeout=1)
                 steps.tell(running.values(), on_step)
@@ -92,7 +92,7 @@ def in_cluster(
 
 
 def _task(
-    placement: Placement, job: Job, threads: int, gpus: float, token: Path, host: str, cwd: Path
+    placement: Placement | None, job: Job, threads: int, gpus: float, token: Path, host: str, cwd: Path
 ) -> tuple[dict[str, Any], Files | None]:
     """On the worker: the outcome, and the files of a run that was trained out of the study's sight."""
     prepare(threads)

@@ -24,7 +24,6 @@ from isograd.lab.study.engine.jobs import Engine, Job, OnEnd, OnStep, attempt, p
 from isograd.lab.study.engine.server import deaf_to_interrupts
 from isograd.lab.train.run import Model, Run
 from isograd.machine import cores
-from isograd.placement import get
 
 
 def default_jobs() -> int:
@@ -178,7 +177,7 @@ class _Worker:
             self._start()
         self.index, self.job = index, job
         with suppress(OSError):  # it has died just now: `hear` will say so
-            self.pipe.send((get(job[0].model.placement), *job))  # it may be registered in this process only
+            self.pipe.send((job[0].entry(), *job))  # it may be registered in this process only
 
     def hear(self) -> tuple[int, Any]:
         """The job's index with (step, loss), with its outcome, or with None if the process died."""

@@ -5,13 +5,15 @@ from isograd.lab.train.tasks.base import Column, Task
 from isograd.lab.train.tasks.classification import Classification
 from isograd.lab.train.tasks.language import LanguageModelling
 from isograd.lab.train.tasks.masked import MaskedLanguageModelling
+from isograd.lab.train.tasks.own import OwnLanguage, OwnTask
 from isograd.lab.train.tasks.translation import Translation
 
 __all__ = ["DEFAULT", "TASKS", "Column", "Task", "task_of"]
 
 DEFAULT = LanguageModelling.name
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (LanguageModelling, MaskedLanguageModelling, Translation, Classification)
+    task.name: task
+    for task in (LanguageModelling, MaskedLanguageModelling, Translation, Classification, OwnLanguage, OwnTask)
 }
 
 

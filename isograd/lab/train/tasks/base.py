@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import Dataset
 
+    from isograd.diagnose.watch.baseline import Baseline
     from isograd.lab.train.pretrained import PreTrained
     from isograd.models import IsogradConfig
 
@@ -71,6 +72,8 @@ class Task(ABC):
         stacks: those of the model, where no row of quantities names any.
         needed: keys of run.json without which no report can be written, and their types.
         lr_range: whether a run may stop where its loss rises, and say at which learning rate.
+        words: what a report says in place of a language model's words.
+        foreign: whether the model is no `IsogradPreTrainedModel`; `loss` is formed here then.
 
     Attributes:
         run: the recipe, with the number of steps that its epochs come to.
@@ -99,6 +102,8 @@ class Task(ABC):
     needed: ClassVar[Mapping[str, type]] = MappingProxyType({"model.layers": int})
     always_said: ClassVar[tuple[str, ...]] = ("model.placement", "training.warmup")
     lr_range: ClassVar[bool] = False
+    words: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    foreign: ClassVar[bool] = False
     lost: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     run: Run
@@ -121,9 +126,21 @@ class Task(ABC):
         """What the early warning and the verdict compare the loss with; None where the loss is not one of tokens."""
         return self.unigram_entropy
 
+    @property
+    def baseline(self) -> "Baseline | None":
+        """The same, with the unit in which losses are compared with it."""
+        from isograd.diagnose.watch.baseline import Baseline
+
+        return None if self.token_entropy is None else Baseline(kind="tokens", value=self.token_entropy)
+
+    @property
+    def unit(self) -> float:
+        """What stands for one nat, in the loss's own unit."""
+        return self.baseline.unit if self.baseline else 1.0
+
     @abstractmethod
-    def config(self) -> "IsogradConfig":
-        """The model's configuration.
+    def config(self) -> Any:
+        """The model's configuration; None of a foreign one.
 
         Raises:
             RecipeError: a value that no model has, under the recipe's name for it.
@@ -136,7 +153,7 @@ class Task(ABC):
 
         return getattr(isograd.models, cls.model)(config)
 
-    def build(self, config: "IsogradConfig") -> Any:
+    def build(self, config: Any) -> Any:
         """The model as it is trained: a fresh one, with the weights of `model.from` where the run has one."""
         model = self.empty(config)
         if self.pretrained is not None:
@@ -173,14 +190,22 @@ class Task(ABC):
         with torch.no_grad():
             return self._validate(model)
 
-    @staticmethod
-    def mean_loss(model: "nn.Module", batches: "Iterable[tuple[Mapping[str, Tensor], int]]") -> float | None:
+    def loss(self, model: "nn.Module", batch: "Mapping[str, Any]") -> "Tensor":
+        """The loss of a batch, a scalar that has a gradient."""
+        loss: Tensor = model(**batch).loss
+        return loss
+
+    def built(self) -> dict[str, Any]:
+        """What resolved.json says of a foreign model."""
+        return {}
+
+    def mean_loss(self, model: "nn.Module", batches: "Iterable[tuple[Mapping[str, Tensor], int]]") -> float | None:
         """Over batches, each with the number of its targets; None where there are none."""
         device = next(model.parameters()).device
         total = targets = 0.0
         for batch, count in batches:
             if count:
-                total += float(model(**{k: v.to(device) for k, v in batch.items()}).loss) * count
+                total += float(self.loss(model, {k: v.to(device) for k, v in batch.items()})) * count
                 targets += count
         return total / targets if targets else None
 

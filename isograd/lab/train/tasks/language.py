@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isograd.errors import RecipeError
-from isograd.lab.train.run import Data, Model, at_least, share
+from isograd.lab.train.run import Data, Model, Run, at_least, share
 from isograd.lab.train.tasks.base import (
     CHARACTERS,
     GRADIENT,
@@ -261,7 +261,7 @@ class LanguageModelling(OnText):
 
     name = "language"
     model = "IsogradForCausalLM"
-    recipe = LanguageRun
+    recipe: ClassVar[type[Run]] = LanguageRun
     columns = (
         LABEL,
         OUTCOME,
