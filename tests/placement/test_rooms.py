@@ -48,7 +48,7 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (162, 32_900),
+    "core": (162, 32_940),
     "convert": (46, 8_200),
     "lab": (113, 23_500),
     "papers": (43, 6_700),

@@ -111,7 +111,7 @@ def _pairs(seen: Seen) -> Results:
         names |= {pair: {*pair} for pair in both}
         for name, x in ids.items() if halves else ():
             if len(x) % 2 == 0:
-                both[pair := (f"the chosen half of {name}", "the rejected one")] = x.chunk(2)
+                both[pair := (f"the chosen half of {name}", "the rejected one")] = x[: len(x) // 2], x[len(x) // 2 :]
                 names[pair] = {name}
         for pair, (x, y) in both.items():
             equal.setdefault(pair, []).append((x == y).all(1))

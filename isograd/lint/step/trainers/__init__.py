@@ -107,12 +107,12 @@ def _logits(model: nn.Module) -> Iterator[None]:
     for module, forward in own:
         made = getattr(getattr(forward, "__func__", forward), "__globals__", {}).get("FusedCausalLMOutput")
         if made is not None:
-            module.forward = functools.partial(_with_logits, forward, made)  # type: ignore[method-assign]
+            module.forward = functools.partial(_with_logits, forward, made)
     try:
         yield
     finally:
         for module, forward in own:
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward
 
 
 def _with_logits(plain: Any, made: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
