@@ -176,7 +176,7 @@ def test_pages_are_filled_in(page: Path) -> None:
     ],
 )
 def test_tasks_of_ones_own(name: str, words: list[str], below: float, tmp_path: Path) -> None:
-    """Each as it is typed, for a few steps: the first arm comes below the task's own baseline, and the page names it."""
+    """Each as it is typed, for a few steps: the first arm comes below the task's own baseline, which the page names."""
     command = ["compare", "--model", str(ROOT / f"examples/tasks/{name}.py:build"), "training.probe_every=0", *words]
     code, out, err = called(*command, "--steps", "60", "--lr", "3e-3", "--jobs", "1", "--out", str(tmp_path), "--json")
     assert code == 0, err
