@@ -482,6 +482,10 @@ def _missing(arms: Sequence[ArmFiles]) -> str:
 
 def warnings(arms: Sequence[ArmFiles]) -> list[str]:
     """What a reader must not miss."""
+    return [in_words(line, TASKS[arms[0].task].words) for line in _warnings(arms)]
+
+
+def _warnings(arms: Sequence[ArmFiles]) -> list[str]:
     found = list(kept_weights.warnings(arms))
     if TASKS[arms[0].task].scored or kind_name(arms) == RANGE_TEST:
         return []

@@ -390,6 +390,7 @@ class OwnTask(_Own):
             ", the loss of a model that knows only how often each token occurs": ", the loss of the best prediction"
             " that does not look at its inputs (where the file gives none, whatever is finite has finished)",
             " (1 nat = 1.44 bits)": "",
+            "differences of a few hundredths between arms mean nothing": "differences between arms mean little",
             "0.10 nat below": "a tenth of the baseline (of a cross-entropy 0.10 nat) below",
             "0.5 nat above": "half the baseline (of a cross-entropy 0.5 nat) above",
             "Unigram entropy": "Baseline",
