@@ -218,6 +218,9 @@ def test_a_fault_of_a_script_is_reported(tmp_path: Path) -> None:
     code, _, err = called("watch", "--out", str(tmp_path / "rows"), written(tmp_path, text))
     assert code == 0 and "16 updates, 1 warning" in err
     assert [row["signal"] for row in read_rows(tmp_path / "rows/warnings.jsonl")] == ["updates"]
+    code, out, err = called("explain", str(tmp_path / "rows"))  # though it has no spike
+    assert code == 0, err
+    assert "learning rate" in out and (tmp_path / "rows/explain/explain.html").exists()
 
 
 def test_a_script_that_is_not_there() -> None:
