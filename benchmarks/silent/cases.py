@@ -1,27 +1,31 @@
-"""The cases: where they are, what their format is, which of them are held out, their source as a tool reads it."""
+"""The cases: where they are, their format, which of them are held out, and one twin's source text."""
 
 import ast
 import hashlib
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 FOLDER = Path(__file__).parent / "cases"
+# fmt: off
 CLASSES = (
-    "loss data masks positions wiring init norm optimizer schedule precision accumulation processes resume state generation"
-).split()
-SHOWS = {"model": ("build", "batch"), "step": ("setup",), "data": ("setup",), "run": ("train",)}
-KEYS = {"class", "shows", "source", "cause", "number", "healthy", "faulty", "kind"}
+    "loss", "data", "masks", "positions", "wiring", "init", "norm", "optimizer", "schedule", "precision",
+    "accumulation", "processes", "resume", "state", "generation",
+)
+# fmt: on
+SHOWS = {"model": ("build", "batch"), "step": ("setup",), "data": ("setup",), "run": ("train",)}  # and what it defines
+KEYS = {"class", "shows", "source", "cause", "number", "healthy", "faulty"}
 LINES = 120
 
 
 @dataclass(frozen=True)
 class Case:
-    """A file of a fault and its healthy twin, or of an oddity. `about` is its CASE, read without running it."""
+    """A file with a fault and its healthy twin, or with an oddity. `about` is its CASE, read without running it."""
 
     path: Path
     about: dict[str, Any]
@@ -40,7 +44,7 @@ class Case:
 
     @property
     def held_out(self) -> bool:
-        """The SHA-256 of the name, as one number, is divisible by three."""
+        """The SHA-256 of the name, read as a number, is divisible by three."""
         return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % 3 == 0
 
     @property
@@ -69,88 +73,62 @@ def cases(folder: Path = FOLDER, only: str = "", part: str = "all") -> list[Case
     return [case for case in found if part == "all" or case.held_out == (part == "held-out")]
 
 
-def problems(case: Case) -> list[str]:
+def problems(case: Case) -> Iterator[str]:
     """What is wrong with the format of a case."""
     about, text = case.about, case.path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    found = [f"{key!r} is missing in CASE" for key in sorted(KEYS - {"kind"} - about.keys())]
-    found += [f"unknown key {key!r} in CASE" for key in sorted(about.keys() - KEYS)]
-    if found:
-        return found
+    takes = {f.name: [a.arg for a in f.args.args] for f in tree.body if isinstance(f, ast.FunctionDef)}
+    if about.keys() - {"kind"} != KEYS:
+        yield f"the keys of CASE are {', '.join(sorted(KEYS))}, and of an oddity also kind"
+        return
     if about["class"] not in CLASSES:
-        found.append(f"class {about['class']!r} is none of {', '.join(CLASSES)}")
+        yield f"class {about['class']!r} is none of {', '.join(CLASSES)}"
     if about["shows"] not in SHOWS:
-        return [*found, f"shows {about['shows']!r} is none of {', '.join(SHOWS)}"]
-    found += [f"no {name}()" for name in (*SHOWS[about["shows"]], "proof") if name not in functions]
-    for name in ("build", "setup", "train", "proof"):
-        if name in functions and "faulty" not in [arg.arg for arg in functions[name].args.args]:
-            found.append(f"{name}() takes no `faulty`")
+        yield f"shows {about['shows']!r} is none of {', '.join(SHOWS)}"
+    yield from (f"no {name}()" for name in (*SHOWS.get(about["shows"], ()), "proof") if name not in takes)
+    for name in {"build", "setup", "train", "proof"} & takes.keys():
+        if "faulty" not in takes[name]:
+            yield f"{name}() takes no `faulty`"
     if not re.match(r"https?://\S+\.\S+$", about["source"]):
-        found.append(f"source {about['source']!r} is not an address")
+        yield f"source {about['source']!r} is not an address"
     if len(text.splitlines()) > LINES:
-        found.append(f"{len(text.splitlines())} lines, at most {LINES}")
+        yield f"{len(text.splitlines())} lines, at most {LINES}"
     if not ast.get_docstring(tree):
-        found.append("no docstring")
+        yield "no docstring"
     if case.oddity != (about["faulty"] is None):
-        found.append("an oddity has faulty: None, a fault a range")
-    elif not case.oddity and about["healthy"][0] <= about["faulty"][1] and about["faulty"][0] <= about["healthy"][1]:
-        found.append("the ranges overlap")
-    return found
+        yield "faulty is None in an oddity, and a range in a fault"
+    elif not case.oddity and max(about["healthy"][0], about["faulty"][0]) <= min(
+        about["healthy"][1], about["faulty"][1]
+    ):
+        yield "the ranges overlap"
 
 
-def proved(case: Case) -> list[tuple[str, float, tuple[float, float]]]:
-    """(twin, number, range) of each twin whose number is to be measured."""
+def proved(case: Case) -> Iterator[tuple[str, float, tuple[float, float]]]:
+    """(twin, number, its range) of each twin."""
     proof = case.module().proof
-    return [
-        (twin, float(proof(twin == "faulty")), tuple(case.about["faulty" if twin == "faulty" else "healthy"]))
-        for twin in case.twins
-    ]
+    for twin in case.twins:
+        yield twin, float(proof(twin == "faulty")), case.about["faulty" if twin == "faulty" else "healthy"]
 
 
 class _Twin(ast.NodeTransformer):
-    """Of the functions that take `faulty`, what is run of them for one value of it."""
+    """Takes the branch of `if faulty` that one twin runs."""
 
-    def __init__(self, value: bool) -> None:
-        self.value = value
+    def __init__(self, faulty: bool) -> None:
+        self.faulty = faulty
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802
-        return ast.Constant(self.value) if node.id == "faulty" and isinstance(node.ctx, ast.Load) else node
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:  # noqa: N802
+    def visit_If(self, node: Any) -> Any:
         self.generic_visit(node)
-        constant = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant)
-        return ast.Constant(not node.operand.value) if constant else node  # type: ignore[attr-defined]
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:  # noqa: N802
-        self.generic_visit(node)
-        stops = isinstance(node.op, ast.Or)  # the value that decides
-        rest = [v for v in node.values if not (isinstance(v, ast.Constant) and bool(v.value) != stops)]
-        for value in rest:
-            if isinstance(value, ast.Constant):
-                return ast.Constant(stops) if value is rest[0] else node
-        return ast.Constant(not stops) if not rest else rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest)
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:  # noqa: N802
-        self.generic_visit(node)
-        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
-
-    def visit_If(self, node: ast.If) -> Any:  # noqa: N802
-        self.generic_visit(node)
-        if not isinstance(node.test, ast.Constant):
+        if {name.id for name in ast.walk(node.test) if isinstance(name, ast.Name)} != {"faulty"}:
             return node
-        return (node.body if node.test.value else node.orelse) or ast.Pass()
+        taken = node.body if eval(ast.unparse(node.test), {"faulty": self.faulty}) else node.orelse
+        return taken or ast.Pass()
+
+    visit_IfExp = visit_If  # noqa: N815
 
 
-def source(case: Case, twin: str) -> str:
-    """The text of one twin, for tools that read code: without CASE, docstring, proof and the choice between twins."""
+def source(case: Case, faulty: bool) -> str:
+    """One twin as text, for tools that read code: without docstring, CASE, proof, main and the choice of the twin."""
     tree = ast.parse(case.path.read_text(encoding="utf-8"))
-    tree.body = [
-        node
-        for node in tree.body
-        if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CASE")
-        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        and not (isinstance(node, ast.FunctionDef) and node.name == "proof")
-        and not (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test))
-    ]
-    return ast.unparse(ast.fix_missing_locations(_Twin(twin == "faulty").visit(tree))) + "\n"
+    left_out = ("CASE = ", "def proof(", "if __name__", "'", '"')
+    tree.body = [node for node in tree.body if not ast.unparse(node).startswith(left_out)]
+    return ast.unparse(ast.fix_missing_locations(_Twin(faulty).visit(tree))) + "\n"

@@ -1,4 +1,4 @@
-"""The table: what was named, of how many; with Wilson's intervals at 95 %."""
+"""The tables: causes named, alarms, false alarms; with Wilson's intervals at 95 %."""
 
 from collections.abc import Callable, Iterable
 from math import sqrt
@@ -6,162 +6,105 @@ from pathlib import Path
 from statistics import median
 
 from .cases import CLASSES, SHOWS, Case
-from .rows import RESULTS, Row, alone, key, read
+from .rows import RESULTS, alone, by_case, key, read
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
 
-def wilson(hits: int, of: int, z: float = 1.959964) -> tuple[float, float]:
-    """Bounds of a share (Wilson 1927).
+def share(hits: int, of: int, z: float = 1.959964) -> str:
+    """A share with Wilson's interval (1927).
 
-    >>> [round(bound, 3) for bound in wilson(5, 10)]
-    [0.237, 0.763]
-    """
-    middle, half = hits / of + z * z / (2 * of), z * sqrt(hits / of * (1 - hits / of) / of + (z / (2 * of)) ** 2)
-    return (middle - half) / (1 + z * z / of), (middle + half) / (1 + z * z / of)
-
-
-def share(hits: int, of: int) -> str:
-    """
     >>> share(5, 10), share(0, 0)
     ('5 of 10, 50 % (24 .. 76)', '-')
     """
     if not of:
         return "-"
-    low, high = wilson(hits, of)
-    return f"{hits} of {of}, {100 * hits / of:.0f} % ({100 * low:.0f} .. {100 * high:.0f})"
+    p, more = hits / of, z * z / of
+    middle, half = p + more / 2, z * sqrt(p * (1 - p) / of + more / (4 * of))
+    low, high = (100 * abs(middle + sign * half) / (1 + more) for sign in (-1, 1))
+    return f"{hits} of {of}, {100 * p:.0f} % ({low:.0f} .. {high:.0f})"
 
 
 class Result:
-    """What a tool's rows say of a set of cases."""
+    """What a tool's rows say."""
 
-    def __init__(self, name: str, cases: Iterable[Case], folder: Path = RESULTS) -> None:
+    def __init__(self, name: str, cases: list[Case], folder: Path) -> None:
         self.name = name
-        self.rows = {(row["case"], row["twin"]): row for row in read(folder / f"{name}.csv")}
-        self.judged = {
+        self.rows, self.cases = by_case(name, cases, folder)
+        judged = {
             (row["case"], row["hash"]): row["named"] for row in read(folder / "judged.csv") if row["tool"] == name
         }
-        self.cases = [case for case in cases if all((case.name, twin) in self.rows for twin in case.twins)]
-        self.stale = sum(self.rows[case.name, case.twins[0]]["digest"] != case.digest for case in self.cases)
+        self.verdicts = {  # yes or no; empty where it has not been judged
+            case: judged.get((case.name, key(messages)), "") if (messages := alone(self.rows, case)) else "no"
+            for case in self.cases
+            if not case.oddity
+        }
 
-    def of(self, twin: str, wanted: Callable[[Case], bool] = lambda _: True) -> list[tuple[Case, Row]]:
-        return [(case, self.rows[case.name, twin]) for case in self.cases if twin in case.twins and wanted(case)]
+    def sees(self, case: Case) -> bool:
+        return self.rows[case.name, "faulty"]["seen"] == "yes"
 
-    def verdict(self, case: Case) -> str:
-        """yes or no; empty where it has not been judged."""
-        messages = alone(self.rows[case.name, "faulty"], self.rows[case.name, "healthy"])
-        return self.judged.get((case.name, key(messages)), "") if messages else "no"
-
-    def named(self, wanted: Callable[[Case], bool] = lambda _: True) -> str:
-        faults = self.of("faulty", wanted)
-        return share(sum(self.verdict(case) == "yes" for case, _ in faults), len(faults))
+    def hits(self, wanted: Callable[[Case], bool]) -> tuple[int, int]:
+        verdicts = [verdict for case, verdict in self.verdicts.items() if wanted(case)]
+        return verdicts.count("yes"), len(verdicts)
 
     def alarms(self, twin: str) -> str:
-        rows = self.of(twin)
-        return share(sum(bool(row["alarm"]) for _, row in rows), len(rows))
+        alarms = [self.rows[case.name, twin]["alarm"] for case in self.cases if twin in case.twins]
+        return share(alarms.count("yes"), len(alarms))
 
-    @property
-    def version(self) -> str:
-        return ", ".join(sorted({row["version"] for row in self.rows.values()}))
+    def line(self) -> tuple[str, ...]:
+        kinds = (lambda _: True, lambda case: case.held_out, self.sees)
+        return (self.name, *(share(*self.hits(k)) for k in kinds), *map(self.alarms, ("faulty", "healthy", "oddity")))
 
-    @property
-    def seconds(self) -> str:
-        taken = [float(row["seconds"]) for row in self.rows.values() if row["seconds"]]
-        return f"{median(taken):.1f}, {max(taken):.0f}" if taken else "-"
-
-    @property
-    def crashes(self) -> int:
-        return sum(bool(row["crash"]) for row in self.rows.values())
-
-    @property
-    def unread(self) -> int:
-        return sum(not self.verdict(case) for case, _ in self.of("faulty"))
+    def facts(self) -> tuple[str, ...]:
+        rows = [self.rows[case.name, twin] for case in self.cases for twin in case.twins]
+        seconds = [float(row["seconds"]) for row in rows if row["seconds"]] or [0.0]
+        changed = sum(self.rows[case.name, case.twins[0]]["digest"] != case.digest for case in self.cases)
+        counts = (sum(bool(row["crash"]) for row in rows), list(self.verdicts.values()).count(""), changed)
+        versions = ", ".join(sorted({row["version"] for row in rows}))
+        return (self.name, versions, f"{median(seconds):.1f}, {max(seconds):.0f}", *map(str, counts))
 
 
-def _lines(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+def _lines(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(head)
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
-def summary(results: list[Result]) -> list[str]:
-    head = ("tool", "cause named", "held-out third", "of what it can look at", "alarm", "healthy twin: alarm", "oddity: alarm")
-    return _lines(
-        head,
-        (
-            (
-                result.name,
-                result.named(),
-                result.named(lambda case: case.held_out),
-                result.named(lambda case, rows=result.rows: rows[case.name, "faulty"]["seen"] == "yes"),  # type: ignore[misc]
-                result.alarms("faulty"),
-                result.alarms("healthy"),
-                result.alarms("oddity"),
-            )
-            for result in results
-        ),
-    )
-
-
-def _by(results: list[Result], key: str, values: Iterable[str], cases: list[Case]) -> list[str]:
-    """Named, of the faults of each class or place."""
-    counted = {value: sum(case.about[key] == value and not case.oddity for case in cases) for value in values}
+def _by(results: list[Result], what: str, values: Iterable[str], cases: list[Case]) -> str:
     rows = []
-    for value in (value for value, count in counted.items() if count):
-        wanted = lambda case, value=value: case.about[key] == value  # noqa: E731
-        hits = [sum(result.verdict(case) == "yes" for case, _ in result.of("faulty", wanted)) for result in results]
-        rows.append((f"{value} ({counted[value]})", *map(str, hits)))
-    return _lines((f"{key} (faults)", *(result.name for result in results)), rows)
+    for value in values:
+        wanted = lambda case, value=value: case.about[what] == value  # noqa: E731
+        if count := sum(wanted(case) and not case.oddity for case in cases):
+            rows.append((f"{value} ({count})", *(str(result.hits(wanted)[0]) for result in results)))
+    return _lines((f"{what} (faults)", *(result.name for result in results)), rows)
 
 
-def page(cases: list[Case], names: Iterable[str], folder: Path = RESULTS) -> tuple[str, str]:
-    """The page of all tables, and the first of them alone."""
+def page(cases: list[Case], folder: Path = RESULTS) -> tuple[str, str]:
+    """The page of all tables, and the first table alone; empty where there are no rows."""
+    names = sorted(path.stem for path in folder.glob("*.csv") if path.stem != "judged")
     results = [result for name in names if (result := Result(name, cases, folder)).cases]
     if not results:
         return "", ""
-    order = sorted(results, key=lambda r: (-sum(r.verdict(case) == "yes" for case, _ in r.of("faulty")), r.name))
+    results.sort(key=lambda result: -result.hits(lambda _: True)[0])
+    head = ("tool", "cause named", "held-out third", "of what it can look at")
+    first = _lines((*head, "alarm", "healthy twin: alarm", "oddity: alarm"), (result.line() for result in results))
+    facts = ("tool", "version", "CPU seconds of a look: median, most", "crashes", "not judged", "cases changed since")
     faults = [case for case in cases if not case.oddity]
-    held_out = sum(case.held_out for case in faults)
-    more = _lines(
-        ("tool", "version", "cases seen of all", "seconds of a look: median, most", "crashes", "not judged", "cases changed since"),
-        (
-            (
-                r.name,
-                r.version,
-                f"{sum(row['seen'] == 'yes' for row in r.rows.values())} of {len(r.rows)}",
-                r.seconds,
-                str(r.crashes),
-                str(r.unread),
-                str(r.stale),
-            )
-            for r in order
-        ),
-    )
-    text = [
+    parts = (
         "# Silent faults: results",
-        "",
-        f"{len(faults)} faults, each with a healthy twin ({held_out} held out), and {len(cases) - len(faults)} oddities; "
-        "[how they were made and judged](../silent.md). Written by `python -m benchmarks.silent table`. A share has "
-        "Wilson's interval at 95 % in brackets.",
-        "",
-        *summary(order),
-        "",
-        "*Cause named*: a reader found the cause in what the tool reports of the faulty twin and not of the healthy one; what a "
-        "tool cannot look at counts as not named. *Alarm*: it reports anything.",
-        "",
+        f"{len(faults)} faults, each with a healthy twin ({sum(case.held_out for case in faults)} held out), and "
+        f"{len(cases) - len(faults)} oddities: [how they were made and judged](../silent.md). Written by "
+        "`python -m benchmarks.silent table`. A share has Wilson's interval at 95 % in brackets.",
+        first,
+        "*Cause named*: a reader found the cause in what the tool reports of the faulty twin and not of the healthy "
+        "one; what a tool cannot look at counts as not named. *Alarm*: it reports anything.",
         "## By class: causes named",
-        "",
-        *_by(order, "class", CLASSES, cases),
-        "",
+        _by(results, "class", CLASSES, cases),
         "## By where the fault shows: causes named",
-        "",
-        *_by(order, "shows", SHOWS, cases),
-        "",
+        _by(results, "shows", SHOWS, cases),
         "## Versions and time",
-        "",
-        *more,
-        "",
-    ]
-    return "\n".join(text), "\n".join(summary(order))
+        _lines(facts, (result.facts() for result in results)),
+    )
+    return "\n\n".join(parts) + "\n", first
 
 
 def into(text: str, table: str) -> str:

@@ -1,456 +1,318 @@
-"""What looks at the cases. A tool is a class of three members: `looks_at` (what of `shows` it can look at), `version()`, and
-`look(case, twin)`: what it reports, at the level at which it warns; `CannotLook` where a case gives it nothing to look at."""
+"""What looks at the cases: `look(case, faulty)` gives what a tool reports at the level at which it warns."""
 
 import contextlib
-import csv
 import io
 import json
 import subprocess
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from . import loops
-from .cases import Case, source
-from .loops import CannotLook, InLoop
+from .cases import SHOWS, Case, source
 
-ALL = frozenset({"model", "step", "data", "run"})
+Look = Callable[[Case, bool], list[str]]
 
 
-class Tool(Protocol):
+@dataclass(frozen=True)
+class Tool:
+    """`looks_at` is what of `shows` it can look at; `look` raises CannotLookError where a case has nothing for it."""
+
+    package: str
     looks_at: frozenset[str]
+    look: Look
 
-    def version(self) -> str: ...
-    def look(self, case: Case, twin: str) -> list[str]: ...
-
-
-TOOLS: dict[str, type[Tool]] = {}
+    def version(self) -> str:
+        return metadata.version(self.package)
 
 
-def tool(name: str) -> Callable[[type], type]:
-    def entered(made: type) -> type:
-        TOOLS[name] = made
-        return made
+TOOLS: dict[str, Tool] = {}
+
+
+def tool(name: str, looks_at: str = " ".join(SHOWS), package: str = "") -> Callable[[Look], Look]:
+    def entered(look: Look) -> Look:
+        TOOLS[name] = Tool(package or name, frozenset(looks_at.split()), look)
+        return look
 
     return entered
 
 
-class _Of:
-    """A tool of an installed package."""
-
-    package = "torch"
-    looks_at = ALL
-
-    def version(self) -> str:
-        return f"{self.package} {metadata.version(self.package)}"
-
-
-class _InLoop(_Of, InLoop):
+def in_loop(name: str, package: str = "", after: bool = False) -> Callable[[loops.Begin], loops.Begin]:
     """A tool that is put into a training loop."""
 
-    def look(self, case: Case, twin: str) -> list[str]:
-        return loops.through(case.module(), twin == "faulty", self)
+    def entered(begin: loops.Begin) -> loops.Begin:
+        def look(case: Case, faulty: bool) -> list[str]:
+            return loops.through(case.module(), faulty, begin, after)
+
+        tool(name, package=package)(look)
+        return begin
+
+    return entered
 
 
-# Without a package.
+def linter(name: str) -> Callable[[Callable[[Path], list[str]]], Any]:
+    """A tool that reads source text: it gets that of one twin, without the choice between them."""
+
+    def entered(lint: Callable[[Path], list[str]]) -> Any:
+        def look(case: Case, faulty: bool) -> list[str]:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "train.py")
+                path.write_text(source(case, faulty))
+                return lint(path)
+
+        tool(name)(look)
+        return lint
+
+    return entered
 
 
-@tool("plain-rule")
-class PlainRule(_InLoop):
-    """What a careful person looks at: losses and gradient norms."""
-
-    WINDOW, TIMES = 10, 100.0
-
-    def version(self) -> str:
-        return "1"
-
-    def begin(self) -> None:
-        self.losses: list[float] = []
-        self.norms: list[float] = []
-
-    def before(self, step: int, loss: float) -> None:
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self.losses.append(loss)
-        self.norms.append(float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0)
-
-    def end(self) -> list[str]:
-        losses, norms = torch.tensor(self.losses), torch.tensor(self.norms)
-        found = []
-        if not losses.isfinite().all():
-            found.append("the loss is not finite")
-        elif len(losses) >= 2 * self.WINDOW and losses[-self.WINDOW :].mean() >= losses[: self.WINDOW].mean():
-            found.append("the loss does not fall")
-        if not norms.isfinite().all():
-            found.append("a gradient norm is not finite")
-        if (norms == 0).any():
-            found.append("a gradient norm is 0")
-        if norms.isfinite().all() and norms.max() > self.TIMES * median(self.norms) > 0:
-            found.append(f"a gradient norm is above {self.TIMES:g} times the median")
-        return found
+def norm_of(parameters: Any) -> float:
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
 
-@tool("detect-anomaly")
-class DetectAnomaly(_Of):
-    def look(self, case: Case, twin: str) -> list[str]:
-        try:
-            with torch.autograd.detect_anomaly(check_nan=True):
-                loops.through(case.module(), twin == "faulty", InLoop())
-        except RuntimeError as error:
-            return [str(error)]
-        return []
+# Without a package: a rule for losses and gradient norms, and what torch and transformers have.
 
 
-@tool("gradcheck")
-class GradCheck(_Of):
+@in_loop("plain-rule", package="torch")
+def plain_rule(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
+    losses: list[float] = []
+    norms: list[float] = []
+
+    def each(step: int, loss: float) -> None:
+        losses.append(loss)
+        norms.append(norm_of(p for group in optimizer.param_groups for p in group["params"]))
+
+    def end() -> list[str]:
+        loss, norm = torch.tensor(losses), torch.tensor(norms)
+        rules = {
+            "the loss is not finite": not loss.isfinite().all(),
+            "the loss does not fall": len(loss) >= 20 and bool(loss[-10:].mean() >= loss[:10].mean()),
+            "a gradient norm is not finite": not norm.isfinite().all(),
+            "a gradient norm is 0": (norm == 0).any(),
+            "a gradient norm is above 100 times its median": norm.max() > 100 * median(norms) > 0,
+        }
+        return [rule for rule, broken in rules.items() if broken]
+
+    return each, end
+
+
+@tool("detect-anomaly", package="torch")
+def detect_anomaly(case: Case, faulty: bool) -> list[str]:
+    try:
+        with torch.autograd.detect_anomaly(check_nan=True):
+            return loops.through(case.module(), faulty, lambda *_: (lambda *_: None, list))
+    except RuntimeError as error:
+        return [str(error)]
+
+
+@tool("gradcheck", looks_at="model", package="torch")
+def gradcheck(case: Case, faulty: bool) -> list[str]:
     """Gradients of the loss by all parameters against differences, in float64, dropout off."""
-
-    looks_at = frozenset({"model"})
-
-    def look(self, case: Case, twin: str) -> list[str]:
-        module = case.module()
-        model, batch = module.build(twin == "faulty").double().eval(), module.batch()
-        batch = torch.utils._pytree.tree_map(
-            lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, batch
-        )
-        wanted = [p for p in model.parameters() if p.requires_grad]
-
-        def loss(*_: torch.Tensor) -> torch.Tensor:
-            output = loops.called(model, batch)
-            with contextlib.suppress(CannotLook):
-                return loops.loss_of(module, output, batch)
-            return output if isinstance(output, torch.Tensor) else output[0]
-
-        try:
-            torch.autograd.gradcheck(loss, wanted, fast_mode=True)
-        except RuntimeError as error:
-            return [str(error)[:500]]
-        return []
+    module = case.module()
+    model, floats = module.build(faulty).double().eval(), lambda t: t.double() if t.is_floating_point() else t
+    batch = pytree.tree_map_only(torch.Tensor, floats, module.batch())
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    try:
+        loss = lambda *_: loops.loss_of(module, loops.called(model, batch), batch)  # noqa: E731
+        torch.autograd.gradcheck(loss, wanted, fast_mode=True)
+    except RuntimeError as error:
+        return [str(error)]
+    return []
 
 
-@tool("underflow-overflow")
-class UnderflowOverflow(_InLoop):
-    package = "transformers"
+@tool("underflow-overflow", package="transformers")
+def underflow_overflow(case: Case, faulty: bool) -> list[str]:
+    from transformers.debug_utils import DebugUnderflowOverflow
 
-    def begin(self) -> None:
-        from transformers.debug_utils import DebugUnderflowOverflow
+    def begin(model: torch.nn.Module, optimizer: Any) -> tuple[loops.Each, loops.End]:
+        DebugUnderflowOverflow(model)  # its hooks hold it
+        return lambda *_: None, list
 
-        self.debug = DebugUnderflowOverflow(self.model)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            return loops.through(case.module(), faulty, begin)
+    except ValueError as error:
+        if "inf/nan" not in str(error):
+            raise
+        lines = [line for line in printed.getvalue().splitlines() if line.strip()]
+        return [f"{error} {lines[0]} {' '.join(lines[-4:])}"]
 
-    def look(self, case: Case, twin: str) -> list[str]:
-        try:
-            return super().look(case, twin)
-        except ValueError as error:
-            if "inf/nan" not in str(error):
-                raise
-            return [str(error)]
 
-
-# isograd's doors: a model alone, a setup, a script as it is.
+# isograd: a model, a setup, a script that is run as it is.
 
 
 @tool("isograd")
-class Isograd(_Of):
-    package = "isograd"
+def isograd(case: Case, faulty: bool) -> list[str]:
+    if case.about["shows"] == "run":
+        return _watched(case, faulty)
+    import isograd
 
-    def version(self) -> str:
-        import isograd
-
-        folder = Path(isograd.__file__).parent
-        commit = subprocess.run(["git", "-C", folder, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-        return f"isograd {isograd.__version__} {commit.stdout.strip()}".strip()
-
-    def look(self, case: Case, twin: str) -> list[str]:
-        if case.about["shows"] == "run":
-            return self._watched(case, twin)
-        import isograd
-
-        module, faulty = case.module(), twin == "faulty"
-        if case.about["shows"] == "model":
-            options = {"loss": module.loss} if hasattr(module, "loss") else {}
-            findings: Any = isograd.check(module.build(faulty), batch=module.batch(), **options)
-        else:
-            findings = isograd.preflight(module.setup(faulty))
-        return [f"{f.code} {f.address}: {f.message}" for f in findings if f.severity in ("error", "warning")]
-
-    def _watched(self, case: Case, twin: str) -> list[str]:
-        with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder, "script.py")
-            begin = f"import sys\nsys.path.insert(0, {str(case.path.parent)!r})\nfrom {case.name} import train\n"
-            script.write_text(f"{begin}train({twin == 'faulty'})\n")
-            command = [sys.executable, "-m", "isograd", "watch", "--out", f"{folder}/out", str(script)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            rows = Path(folder, "out", "warnings.jsonl")
-            if done.returncode:
-                raise RuntimeError(done.stderr[-500:])
-            found = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
-        return [": ".join(str(row[key]) for key in ("signal", "message", "cause") if row.get(key)) for row in found]
-
-
-# Linters of source text: the twin without the choice.
-
-
-class _Linter(_Of):
-    def look(self, case: Case, twin: str) -> list[str]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "train.py")
-            path.write_text(source(case, twin))
-            return [line.replace(str(path), "train.py") for line in self.lint(path)]
-
-    def lint(self, path: Path) -> list[str]:
-        raise NotImplementedError
-
-    def printed(self, *command: str) -> str:
-        program, *options = command
-        return subprocess.run([Path(sys.executable).parent / program, *options], capture_output=True, text=True).stdout
-
-
-@tool("torchfix")
-class TorchFix(_Linter):
-    package = "torchfix"
-
-    def lint(self, path: Path) -> list[str]:
-        lines = self.printed("torchfix", "--select", "ALL", str(path)).splitlines()
-        return [line.partition(" ")[2] for line in lines if line.startswith(f"{path.name}:")]
-
-
-@tool("torch-preflight")
-class TorchPreflight(_Linter):
-    package = "torch-preflight"
-
-    def lint(self, path: Path) -> list[str]:
-        found = json.loads(self.printed("torch-preflight", "check", "-f", "json", str(path)))["diagnostics"]
-        return [f"{d['code']}: {d['message']}" for d in found if d["severity"] in ("error", "warning")]
-
-
-@tool("mldoct")
-class MLDoctor(_Linter):
-    package = "mldoct"
-
-    def lint(self, path: Path) -> list[str]:
-        from mldoctor.linter import lint_script
-
-        return [issue["message"] for issue in lint_script(str(path))[0] if issue["severity"] != "INFO"]
-
-
-# One batch, one look.
-
-
-def _one_step(case: Case, twin: str) -> dict[str, Any]:
-    """model, optimizer, batch and loss() of a single module or of a setup."""
-    module, faulty = case.module(), twin == "faulty"
+    module = case.module()
     if case.about["shows"] == "model":
-        model, batch = module.build(faulty), module.batch()
-        loss = lambda: loops.loss_of(module, loops.called(model, batch), batch)  # noqa: E731
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-        return {"model": model, "optimizer": optimizer, "batch": batch, "loss": loss}
-    setup = loops.setup_of(module, faulty)
-    if "trainer" in setup:
-        trainer = setup["trainer"]
-        trainer.create_optimizer()
-        data = trainer.get_train_dataloader()
-        model, loss_of = trainer.model, trainer.compute_loss
-        setup = {"model": model, "optimizer": trainer.optimizer, "data": data, "loss": loss_of}
-    if not {"model", "data", "loss"} <= setup.keys():
-        raise CannotLook("no model, data and loss")
-    batch = next(iter(setup["data"]))
-    optimizers = loops.several(setup.get("optimizer"))
-    return {
-        "model": setup["model"],
-        "optimizer": optimizers[0] if optimizers else None,
-        "batch": batch,
-        "data": setup["data"],
-        "loss": lambda: setup["loss"](setup["model"], batch),
-        "of": setup["loss"],
-    }
+        options = {"loss": module.loss} if hasattr(module, "loss") else {}
+        findings: Any = isograd.check(module.build(faulty), batch=module.batch(), **options)
+    else:
+        findings = isograd.preflight(module.setup(faulty))
+    return [f"{f.code} {f.address}: {f.message}" for f in findings if f.severity in ("error", "warning")]
 
 
-@tool("guardtower")
-class Guardtower(_Of):
-    package = "guardtower"
-    looks_at = ALL - {"run"}
-
-    def look(self, case: Case, twin: str) -> list[str]:
-        import guardtower
-
-        given = _one_step(case, twin)
-        leaves = torch.utils._pytree.tree_leaves(given["batch"])
-        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        report = guardtower.audit(given["model"], given["loss"], optimizer=given["optimizer"], inputs=inputs)
-        return [str(finding) for finding in [*report.errors, *report.warnings]]
+def _watched(case: Case, faulty: bool) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        script, rows = Path(folder, "script.py"), Path(folder, "out", "warnings.jsonl")
+        script.write_text(f"from {case.name} import train\n\ntrain({faulty})\n")
+        command = f"import sys; sys.path.insert(0, {str(case.path.parent)!r}); from isograd.cli import main; main()"
+        watch = ["watch", "--out", str(rows.parent), str(script)]
+        done = subprocess.run([sys.executable, "-c", command, *watch], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-300:])
+        found = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    return [": ".join(str(row[key]) for key in ("signal", "message", "cause") if row.get(key)) for row in found]
 
 
-@tool("torchtest2")
-class TorchTest2(_Of):
-    """A setup's loss(model, batch) is its `loss_fn` with a forward pass of its own, as its docs have it for such models."""
-
-    package = "torchtest2"
-    looks_at = ALL - {"run"}
-
-    def look(self, case: Case, twin: str) -> list[str]:
-        import torchtest2
-
-        given = _one_step(case, twin)
-        options: dict[str, Any] = {}
-        if "of" in given:
-            options = {"forward_fn": lambda model, inputs, _: given["of"](model, inputs), "loss_fn": lambda output: output}
-            options |= {"optimizer": given["optimizer"], "eval_forward_fn": options["forward_fn"]}
-            options["eval_forward_fn"] = lambda model, inputs: given["of"](model, inputs)
-        elif hasattr(sys.modules[case.name], "loss"):
-            own = sys.modules[case.name].loss
-            options = {"loss_fn": own, "targets": given["batch"]}
-        report = torchtest2.check_model(given["model"], given["batch"], **options)
-        return [str(r) for r in report.results if r.status.value in ("FAIL", "WARN")]
+# Linters of source text.
 
 
-@tool("preflight-ml")
-class PreflightML(_Of):
-    """Its checks of data, and of model and loss where a batch is (inputs, targets)."""
+def _printed(program: str, *options: str) -> str:
+    return subprocess.run([Path(sys.executable).parent / program, *options], capture_output=True, text=True).stdout
 
-    package = "preflight-ml"
-    looks_at = frozenset({"step", "data"})
 
-    def look(self, case: Case, twin: str) -> list[str]:
-        from preflight.runner import run_checks
+@linter("torchfix")
+def torchfix(path: Path) -> list[str]:
+    lines = _printed("torchfix", "--select", "ALL", str(path)).splitlines()
+    return [line.partition(" ")[2] for line in lines if line.startswith(f"{path.name}:")]
 
-        setup = loops.setup_of(case.module(), twin == "faulty")
-        data = setup["trainer"].get_train_dataloader() if "trainer" in setup else setup.get("data")
-        if data is None:
-            raise CannotLook("no data")
-        return [f"{r.name}: {r.message}" for r in run_checks(data, setup.get("model")) if not r.passed]
+
+@linter("torch-preflight")
+def torch_preflight(path: Path) -> list[str]:
+    found = json.loads(_printed("torch-preflight", "check", "-f", "json", str(path)))["diagnostics"]
+    return [f"{d['code']}: {d['message']}" for d in found if d["severity"] in ("error", "warning")]
+
+
+@linter("mldoct")
+def mldoct(path: Path) -> list[str]:
+    from mldoctor.linter import lint_script
+
+    issues = lint_script(str(path))[0]
+    return [
+        i["message"] for i in issues if i["severity"] != "INFO" and "bottleneck" not in i["message"]
+    ]  # a hint about speed
+
+
+# One look at one batch.
+
+
+@tool("guardtower", looks_at="model step data")
+def guardtower(case: Case, faulty: bool) -> list[str]:
+    import guardtower
+
+    given = loops.one_step(case.module(), faulty)
+    model, batch = given["model"], given["batch"]
+    inputs = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    report = guardtower.audit(model, lambda: given["loss"](model, batch), optimizer=given["optimizer"], inputs=inputs)
+    return [str(finding) for finding in [*report.errors, *report.warnings]]
+
+
+@tool("torchtest2", looks_at="model step data")
+def torchtest2(case: Case, faulty: bool) -> list[str]:
+    """Of a setup its loss(model, batch) is run, and the output is what the model gives in it."""
+    import torchtest2
+
+    module = case.module()
+    given = loops.one_step(module, faulty)
+
+    def forward(model: torch.nn.Module, inputs: Any, *_: Any) -> dict[str, Any]:
+        outputs: list[Any] = []
+        hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
+        loss = given["loss"](model, inputs)
+        hook.remove()
+        return {"output": outputs[-1], "loss": loss}
+
+    options: dict[str, Any] = {"loss_fn": getattr(module, "loss", None), "targets": given["batch"]}
+    if hasattr(module, "setup"):
+        options = {"forward_fn": forward, "optimizer": given["optimizer"]}
+        options["eval_forward_fn"] = lambda model, inputs: forward(model, inputs)["output"]
+    report = torchtest2.check_model(given["model"], given["batch"], **options)
+    return [str(result) for result in report.results if result.status.value in ("FAIL", "WARN")]
+
+
+@tool("preflight-ml", looks_at="step data")
+def preflight_ml(case: Case, faulty: bool) -> list[str]:
+    from preflight.runner import run_checks
+
+    given = loops.one_step(case.module(), faulty)
+    return [f"{r.name}: {r.message}" for r in run_checks(given["data"], given["model"]) if not r.passed]
 
 
 # In the loop.
 
 
-@tool("torch-audit")
-class TorchAudit(_InLoop):
-    package = "torch-audit"
+@in_loop("torch-audit")
+def torch_audit(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
+    from torch_audit import autopatch
 
-    def begin(self) -> None:
-        from torch_audit import autopatch
+    auditor = autopatch(model, optimizer=optimizer, every_n_steps=1, reporters=[])
 
-        self.auditor = autopatch(self.model, optimizer=self.optimizer, every_n_steps=1, reporters=[])
+    def end() -> list[str]:
+        found = [f for f in auditor.finish(report=False).findings if f.severity.name != "INFO"]
+        found = [f for f in found if not f.rule_id.startswith("TA2")]  # hints about speed
+        return list(dict.fromkeys(f"{f.rule_id} {f.module_path or ''}: {f.message}" for f in found))
 
-    def end(self) -> list[str]:
-        found = self.auditor.finish(report=False).findings
-        lines = [f"{f.rule_id} {f.module_path or ''}: {f.message}" for f in found if f.severity.name not in ("INFO",)]
-        return list(dict.fromkeys(lines))
-
-
-@tool("torchmortem")
-class Torchmortem(_InLoop):
-    package = "torchmortem"
-
-    def begin(self) -> None:
-        from torchmortem import Autopsy
-
-        self.autopsy = Autopsy(self.model, optimizer=self.optimizer, sampling="thorough")
-        self.autopsy.__enter__()
-
-    def after(self, step: int, loss: float) -> None:
-        self.autopsy.step(loss=loss)
-
-    def end(self) -> list[str]:
-        self.autopsy.__exit__(None, None, None)
-        report = self.autopsy.get_report()
-        return [f"{f.title}: {f.summary}" for f in report.findings if f.severity > 0]
+    return lambda *_: None, end
 
 
-@tool("gradsnitch")
-class Gradsnitch(_InLoop):
-    package = "gradsnitch"
+@in_loop("torchmortem", after=True)
+def torchmortem(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
+    from torchmortem import Autopsy
 
-    def begin(self) -> None:
-        import gradsnitch
+    autopsy = Autopsy(model, optimizer=optimizer, sampling="thorough")
+    autopsy.__enter__()
 
-        self.monitor = gradsnitch.watch(self.model, self.optimizer)
+    def end() -> list[str]:
+        autopsy.__exit__(None, None, None)
+        return [f"{f.title}: {f.summary}" for f in autopsy.get_report().findings if f.severity > 0]
 
-    def before(self, step: int, loss: float) -> None:
-        self.monitor.log(step, loss)
-
-    def end(self) -> list[str]:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return [f"{f.code} {f.name}: {f.evidence} {f.likely_cause}" for f in self.monitor.report()]
+    return lambda _, loss: autopsy.step(loss=loss), end
 
 
-@tool("training-doctor")
-class TrainingDoctor(_InLoop):
-    package = "training-doctor"
+@in_loop("gradsnitch")
+def gradsnitch(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
+    import gradsnitch
 
-    def begin(self) -> None:
-        from training_doctor import Doctor
-
-        self.doctor = Doctor().set_auto_print(False)
-
-    def before(self, step: int, loss: float) -> None:
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
-        self.doctor.log(step=step, loss=loss, lr=self.optimizer.param_groups[0]["lr"], grad_norm=norm)
-
-    def end(self) -> list[str]:
-        return list(dict.fromkeys(f"{d.problem}: {d.explanation}" for d in self.doctor.analyze()))
+    monitor = gradsnitch.watch(model, optimizer)
+    return monitor.log, lambda: [f"{f.code} {f.name}: {f.evidence}; {f.likely_cause}" for f in monitor.report()]
 
 
-@tool("torcheck")
-class Torcheck(_InLoop):
-    package = "torcheck"
+@in_loop("training-doctor")
+def training_doctor(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
+    from training_doctor import Doctor
 
-    def begin(self) -> None:
-        import torcheck
+    doctor = Doctor().set_auto_print(False)
 
-        torcheck.register(self.optimizer)
-        torcheck.add_module(self.model, module_name="model", changing=True, check_nan=True, check_inf=True)
+    def each(step: int, loss: float) -> None:
+        doctor.log(step=step, loss=loss, lr=optimizer.param_groups[0]["lr"], grad_norm=norm_of(model.parameters()))
 
-    def look(self, case: Case, twin: str) -> list[str]:
-        try:
-            return super().look(case, twin)
-        except RuntimeError as error:
-            return [str(error)]
+    return each, lambda: list(dict.fromkeys(f"{d.problem}: {d.explanation}" for d in doctor.analyze()))
 
 
-@tool("torchdiag")
-class Torchdiag(_InLoop):
+@in_loop("torchdiag")
+def torchdiag(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
     """check_gradients at the first and at the last step."""
+    import torchdiag
 
-    package = "torchdiag"
+    found: dict[int, list[str]] = {}
 
-    def begin(self) -> None:
-        self.found: dict[str, None] = {}
-        self.said: list[str] = []
-
-    def before(self, step: int, loss: float) -> None:
-        import torchdiag
-
+    def each(step: int, loss: float) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            torchdiag.check_gradients(self.model)
-        self.said = [line.strip(" •") for line in printed.getvalue().splitlines() if line.startswith("  •")]
-        if step == 0:
-            self.found = dict.fromkeys(self.said)
+            torchdiag.check_gradients(model)
+        found[min(step, 1)] = [line for line in printed.getvalue().splitlines() if "•" in line]
 
-    def end(self) -> list[str]:
-        return list(self.found | dict.fromkeys(self.said))
-
-
-@tool("losslint")
-class Losslint(_InLoop):
-    package = "losslint"
-
-    def begin(self) -> None:
-        self.losses: list[float] = []
-
-    def before(self, step: int, loss: float) -> None:
-        self.losses.append(loss)
-
-    def end(self) -> list[str]:
-        from losslint.checks import run_all_checks
-        from losslint.parsing import RunLog
-
-        found = run_all_checks(RunLog(list(range(len(self.losses))), {"loss": list(self.losses)}, Path("log.csv")))
-        return [f"{f.check}: {f.message}" for f in found if f.severity in ("error", "warning")]
+    return each, lambda: list(dict.fromkeys(line for lines in found.values() for line in lines))

@@ -1,7 +1,7 @@
 """The loss of a micro-batch is not divided by their number.
 
-A loop accumulated gradients over micro-batches without dividing, so that the update was that of a loss many times as large.
-The healthy twin divides.
+A loop accumulated gradients over micro-batches without dividing: the update was that of a loss many times as large. The
+healthy twin divides.
 """
 
 import torch
@@ -34,7 +34,9 @@ class Model(nn.Module):
 
 def rows(step: int) -> torch.Tensor:
     made = torch.Generator().manual_seed(step)
-    return (torch.randint(30, (16, 1), generator=made) + torch.arange(17) * torch.randint(1, 4, (16, 1), generator=made)) % 30
+    return (
+        torch.randint(30, (16, 1), generator=made) + torch.arange(17) * torch.randint(1, 4, (16, 1), generator=made)
+    ) % 30
 
 
 def train(faulty: bool, updates: int = 60, parts: int = 4) -> nn.Module:
@@ -55,9 +57,7 @@ def train(faulty: bool, updates: int = 60, parts: int = 4) -> nn.Module:
 def proof(faulty: bool) -> float:
     torch.manual_seed(0)
     before = torch.cat([p.detach().flatten() for p in Model().parameters()])
-    after, whole = (
-        torch.cat([p.detach().flatten() for p in train(faulty, 1, parts).parameters()]) for parts in (4, 1)
-    )
+    after, whole = (torch.cat([p.detach().flatten() for p in train(faulty, 1, parts).parameters()]) for parts in (4, 1))
     return ((after - before).norm() / (whole - before).norm()).item()
 
 

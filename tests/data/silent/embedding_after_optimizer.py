@@ -1,7 +1,7 @@
 """The vocabulary is extended after the optimizer was made.
 
-In a fine-tuning script the embedding was resized once the optimizer held the old table, and the new one never moved. The
-healthy twin resizes first.
+A fine-tuning script resized the embedding when the optimizer already held the old table: the new one never moved.
+The healthy twin resizes first.
 """
 
 import torch
@@ -11,7 +11,7 @@ CASE = {
     "class": "optimizer",
     "shows": "step",
     "source": "https://github.com/huggingface/transformers/pull/3532",
-    "cause": "The optimizer was made before the embedding was replaced: it holds the old table, the new one is not trained.",
+    "cause": "The optimizer was made before the embedding was replaced: it holds the old table, not the new one.",
     "number": "norm of the change of the embedding in 5 updates",
     "healthy": (0.01, 100.0),
     "faulty": (0.0, 1e-9),
