@@ -110,4 +110,6 @@ def page(cases: list[Case], folder: Path = RESULTS) -> tuple[str, str]:
 def into(text: str, table: str) -> str:
     """A page with the table between its marks replaced."""
     before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table or 'No tool has been run yet.'}\n\n{END}{rest.partition(END)[2]}"
+    more = "By class, by where a fault shows, versions and time: [all tables](results/silent.md)."
+    said = f"{table}\n\n{more}" if table else "No tool has been run yet."
+    return f"{before}{BEGIN}\n\n{said}\n\n{END}{rest.partition(END)[2]}"
