@@ -1,4 +1,4 @@
-"""The benchmark of silent faults: its cases prove themselves, looks are processes of their own, messages are read once."""
+"""The benchmark of silent faults: cases prove themselves, looks are processes of their own, messages are read once."""
 
 import doctest
 import time

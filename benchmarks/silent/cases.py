@@ -23,7 +23,7 @@ KEYS = {"class", "shows", "source", "cause", "number", "healthy", "faulty"}
 LINES = 120
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A file with a fault and its healthy twin, or with an oddity. `about` is its CASE, read without running it."""
 

@@ -30,7 +30,7 @@ Row = dict[str, str]
 
 
 def read(path: Path) -> list[Row]:
-    return list(csv.DictReader(path.open(encoding="utf-8", newline=""))) if path.exists() else []
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
 
 
 def write(path: Path, fields: tuple[str, ...], rows: list[Row]) -> None:
