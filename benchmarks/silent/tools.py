@@ -223,24 +223,31 @@ def guardtower(case: Case, faulty: bool) -> list[str]:
 
 @tool("torchtest2", looks_at="model step data")
 def torchtest2(case: Case, faulty: bool) -> list[str]:
-    """Of a setup its loss(model, batch) is run, and the output is what the model gives in it."""
+    """Of a setup its loss(model, batch) is run, and the output is what the model gives in it; targets are no inputs."""
     import torchtest2
 
     module = case.module()
     given = loops.one_step(module, faulty)
-
-    def forward(model: torch.nn.Module, inputs: Any, *_: Any) -> dict[str, Any]:
-        outputs: list[Any] = []
-        hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
-        loss = given["loss"](model, inputs)
-        hook.remove()
-        return {"output": outputs[-1], "loss": loss}
-
-    options: dict[str, Any] = {"loss_fn": getattr(module, "loss", None), "targets": given["batch"]}
+    batch, options = given["batch"], {"loss_fn": getattr(module, "loss", None), "targets": given["batch"]}
+    inputs, whole = batch, lambda inputs: inputs
     if hasattr(module, "setup"):
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            inputs, whole = batch[0], lambda inputs: type(batch)((inputs, batch[1]))
+        elif isinstance(batch, dict):
+            targets = {key: value for key, value in batch.items() if "label" in key or "target" in key}
+            inputs = {key: value for key, value in batch.items() if key not in targets}
+            whole = lambda inputs: {**inputs, **targets}  # noqa: E731
+
+        def forward(model: torch.nn.Module, inputs: Any, *_: Any) -> dict[str, Any]:
+            outputs: list[Any] = []
+            hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
+            loss = given["loss"](model, whole(inputs))
+            hook.remove()
+            return {"output": outputs[-1], "loss": loss}
+
         options = {"forward_fn": forward, "optimizer": given["optimizer"]}
         options["eval_forward_fn"] = lambda model, inputs: forward(model, inputs)["output"]
-    report = torchtest2.check_model(given["model"], given["batch"], **options)
+    report = torchtest2.check_model(given["model"], inputs, **options)
     return [str(result) for result in report.results if result.status.value in ("FAIL", "WARN")]
 
 
