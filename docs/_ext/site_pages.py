@@ -69,6 +69,7 @@ MENUS = {  # caption -> pages, with a shorter name than their title where that w
         "results/README": "",
         "results/reproduce/README": "",
         "results/designs/README": "Six designs, checked",
+        "silent": "Silent faults: a benchmark",
         "accept": "Acceptance",
         "api/README": "",
     },
