@@ -207,6 +207,12 @@ class _OwnRun:
     def entry(self) -> None:
         """It is in no catalogue."""
 
+    def config(self) -> Any:
+        """Only the file knows its shape: no forecast."""
+        raise RecipeError(
+            "--dry-run forecasts isograd's own models; of model.build nothing is known before it is built"
+        )
+
     def folder_name(self) -> str:
         given = (f"{key}-{value}" for key, value in (self.model.arguments or {}).items())
         words = "-".join([self.model.placement.replace(":", "-"), *given])
