@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import isograd
 from isograd.errors import InputsError
+from isograd.lint.step.loss import filler_of
 from tests.preflight.test_restored import different, state
 
 
@@ -133,3 +134,14 @@ def test_what_cannot_be_looked_at_is_said() -> None:
     with pytest.raises(InputsError, match="lazy"):
         isograd.preflight(setup(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))
     assert isinstance(model[0].weight, nn.UninitializedParameter)
+
+
+@pytest.mark.parametrize(("silent", "filler"), [(False, None), (True, 7)])
+def test_a_class_at_the_end_of_rows_is_padding_where_the_inputs_end_there(silent: bool, filler: int | None) -> None:
+    """Frames of sound: a unit may last to the end of a row, while a filled row is silent there."""
+    torch.manual_seed(0)
+    frames, units = torch.randn(6, 12, 5), torch.randint(0, 7, (6, 12))
+    for row, begin in enumerate((12, 8, 10, 12, 6, 9)):
+        units[row, begin:] = 7
+        frames[row, begin:] *= not silent
+    assert filler_of([frames, units]) == filler

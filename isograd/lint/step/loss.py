@@ -219,9 +219,16 @@ def filler_of(leaves: list[Tensor]) -> int | None:
         long = [t for t in tails if t > 1]
         if len(long) >= max(2, len(ids) / 4) and len(set(tails)) > 1 and max(tails) < ids.shape[1] and last[0] >= 0:
             inside = sum(int((row[: len(row) - t] == last[0]).sum()) for row, t in zip(ids, tails, strict=True))
-            if inside <= 0.1 * sum(tails):
+            ends = torch.arange(ids.shape[1], device=ids.device) >= ids.shape[1] - torch.tensor(tails).to(ids)[:, None]
+            if inside <= 0.1 * sum(tails) and _filled_beside(ids, ends, leaves):
                 return int(last[0])
     return None
+
+
+def _filled_beside(ids: Tensor, ends: Tensor, leaves: list[Tensor]) -> bool:
+    """Whether what else the batch has of each position is one value there, too: else rows end in a class by chance."""
+    beside = [x for x in leaves if x is not ids and x.shape[:2] == ids.shape and bool((x != x[:1]).any())]
+    return not beside or any(bool((x[ends] == x[ends][0]).all()) for x in beside)
 
 
 def _ends(seen: Seen) -> Results:
