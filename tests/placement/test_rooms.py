@@ -50,7 +50,7 @@ LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
     "core": (162, 32_900),
     "convert": (46, 8_200),
-    "lab": (113, 23_500),
+    "lab": (114, 24_100),
     "papers": (43, 6_700),
 }
 MOST = 15  # files on one level of a room
