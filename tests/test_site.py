@@ -1,10 +1,13 @@
 """Sources of the site: each page in a menu, each link leads somewhere, each verb has a guide. `make docs` builds it."""
 
+import ast
 import doctest
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -107,6 +110,47 @@ def test_documented_python_compiles() -> None:
 def test_examples_of_the_blocks() -> None:
     result = doctest.testmod(blocks)
     assert result.attempted and not result.failed
+
+
+TUTORIALS = sorted(page for page in (DOCS / "tutorials").glob("*.md") if page.stem != "README")
+
+
+def notebook(page: Path) -> Any:
+    """A tutorial as its .ipynb, made as the site makes it."""
+    reader = pytest.importorskip("myst_nb.core.read")
+    config = import_module("myst_parser.config.main").MdParserConfig()
+    text = page.read_text(encoding="utf-8")
+    return reader.read_myst_markdown_notebook(text, config, path=page, add_source_map=False)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_is_a_notebook(page: Path, extension: ModuleType) -> None:
+    made = notebook(page)
+    import_module("nbformat").validate(made)
+    cells = [cell["source"] for cell in made["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) == page.read_text(encoding="utf-8").count("```{code-cell}") > 1
+    shown = extension.with_download(page.read_text(encoding="utf-8"), page.stem)
+    assert f"<{page.stem}.ipynb>`" in shown and shown.index("# ") < shown.index("{nb-download}")
+
+
+def test_the_first_tutorial_needs_the_wheel_alone() -> None:
+    """No extra: what it imports comes with torch, isograd or Python."""
+    code = "\n".join(
+        c["source"] for c in notebook(DOCS / "tutorials/five-minutes.md")["cells"] if c["cell_type"] == "code"
+    )
+    trees = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    named = {one.name for node in trees if isinstance(node, ast.Import) for one in node.names}
+    named |= {str(node.module) for node in trees if isinstance(node, ast.ImportFrom)}
+    assert named and {name.partition(".")[0] for name in named} <= {"isograd", "torch", *sys.stdlib_module_names}
+    assert not any("lab" in name.split(".") for name in named) and "isograd.lab" not in code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_notebook_runs(page: Path, tmp_path: Path) -> None:
+    client = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    client.execute(notebook(page), cwd=tmp_path, timeout=600, kernel_name="python3")
 
 
 def test_formulas_can_be_typeset(extension: ModuleType) -> None:
