@@ -1,12 +1,17 @@
 """Sources of the site: each page in a menu, each link leads somewhere, each verb has a guide. `make docs` builds it."""
 
+import ast
 import doctest
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from benchmarks.accept import blocks
 from isograd.cli import verbs
@@ -120,6 +125,93 @@ def test_documented_python_compiles() -> None:
 def test_examples_of_the_blocks() -> None:
     result = doctest.testmod(blocks)
     assert result.attempted and not result.failed
+
+
+HABITS = ("W&B", "TensorBoard", "Lightning", "Trainer", "nanoGPT", "torchtitan", "x-transformers", "`mup`")
+
+
+def habits() -> list[tuple[str, str, str]]:
+    """Rows of "From what you use now": the habit, its line of Python, its command."""
+    table = (DOCS / "how-to.md").read_text(encoding="utf-8").partition("## From what you use now")[2]
+    return re.findall(r"^\| (.+?) \| `(.+)` \| `(.+)` \|$", table, re.MULTILINE)
+
+
+def test_every_habit_has_a_row() -> None:
+    rows = habits()
+    assert len(rows) == len(HABITS)
+    assert all(name in row[0] for name, row in zip(HABITS, rows, strict=True))
+
+
+@pytest.mark.parametrize(("habit", "line", "command"), habits(), ids=[row[0] for row in habits()])
+def test_what_to_type_works(
+    habit: str, line: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command is one that its verb takes; the line runs on a model, an optimizer and a Trainer."""
+    import isograd.lab.transfer
+    from isograd.diagnose.watch import Watch
+    from isograd.lint import Findings
+
+    assert not blocks.read_command(command)
+    known: dict[str, Any] = {"isograd": isograd}
+    if "lightning" in line:
+        known["lightning"] = pytest.importorskip("lightning")
+    if "TransformerWrapper" in line:
+        known |= vars(pytest.importorskip("x_transformers"))
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    sizes = GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
+    known["model"] = GPT2LMHeadModel(sizes)
+    known["optimizer"] = torch.optim.AdamW(known["model"].parameters())
+    known["run"] = SimpleNamespace(log=lambda numbers, step=None: None)
+    arguments = TrainingArguments(str(tmp_path / "out"), report_to=[], use_cpu=True)
+    known["trainer"] = Trainer(known["model"], arguments)
+    exec(line, known)
+    made = {"watch": Watch, "findings": Findings, "groups": list}
+    for name, kind in made.items():
+        assert name not in known or isinstance(known[name], kind)
+    if "watch" in known:
+        known["watch"].close()
+
+
+TUTORIALS = sorted(page for page in (DOCS / "tutorials").glob("*.md") if page.stem != "README")
+
+
+def notebook(page: Path) -> Any:
+    """A tutorial as its .ipynb, made as the site makes it."""
+    reader = pytest.importorskip("myst_nb.core.read")
+    config = import_module("myst_parser.config.main").MdParserConfig()
+    text = page.read_text(encoding="utf-8")
+    return reader.read_myst_markdown_notebook(text, config, path=page, add_source_map=False)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_is_a_notebook(page: Path, extension: ModuleType) -> None:
+    made = notebook(page)
+    import_module("nbformat").validate(made)
+    cells = [cell["source"] for cell in made["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) == page.read_text(encoding="utf-8").count("```{code-cell}") > 1
+    shown = extension.with_download(page.read_text(encoding="utf-8"), page.stem)
+    assert f"<{page.stem}.ipynb>`" in shown and shown.index("# ") < shown.index("{nb-download}")
+
+
+def test_the_first_tutorial_needs_the_wheel_alone() -> None:
+    """No extra: what it imports comes with torch, isograd or Python."""
+    code = "\n".join(
+        c["source"] for c in notebook(DOCS / "tutorials/five-minutes.md")["cells"] if c["cell_type"] == "code"
+    )
+    trees = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    named = {one.name for node in trees if isinstance(node, ast.Import) for one in node.names}
+    named |= {str(node.module) for node in trees if isinstance(node, ast.ImportFrom)}
+    assert named and {name.partition(".")[0] for name in named} <= {"isograd", "torch", *sys.stdlib_module_names}
+    assert not any("lab" in name.split(".") for name in named) and "isograd.lab" not in code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_notebook_runs(page: Path, tmp_path: Path) -> None:
+    client = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    client.execute(notebook(page), cwd=tmp_path, timeout=600, kernel_name="python3")
 
 
 def test_formulas_can_be_typeset(extension: ModuleType) -> None:

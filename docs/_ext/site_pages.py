@@ -85,6 +85,7 @@ UNDER = {  # page -> the pages under it
 }
 ORDERED = {  # the same, in an order of its own
     "tutorials/README": (
+        "five-minutes",
         "before_you_spend_the_gpu_hours",
         "fix-post-ln",
         "compare",
@@ -280,6 +281,16 @@ def menus(docname: str) -> dict[str, dict[str, str]]:
     return {"": under(UNDER[docname])} if docname in UNDER else {}
 
 
+def with_download(text: str, name: str) -> str:
+    """A tutorial with a link to its notebook, as it was executed, below its title.
+
+    >>> with_download("# Graft\\n\\nText.", "graft")
+    '# Graft\\n\\n{nb-download}`Download as a notebook (graft.ipynb) <graft.ipynb>`\\n\\nText.'
+    """
+    link = f"{{nb-download}}`Download as a notebook ({name}.ipynb) <{name}.ipynb>`"
+    return re.sub(r"(?m)^(# .*)$", lambda title: f"{title[1]}\n\n{link}", text, count=1)
+
+
 def shown(docname: str, text: str) -> str:
     """A page's source with links to cards and with the table of codes, which it does not have itself."""
     if docname == "catalogue":
@@ -292,6 +303,8 @@ def shown(docname: str, text: str) -> str:
 
 def contents(app: Sphinx, docname: str, source: list[str]) -> None:
     """Menus, that the sources, which GitHub shows too, do not have."""
+    if docname in [f"tutorials/{name}" for name in ORDERED["tutorials/README"]]:
+        source[0] = with_download(source[0], Path(docname).name)
     source[0] = shown(docname, source[0]) + "".join(menu(pages, caption) for caption, pages in menus(docname).items())
 
 

@@ -50,7 +50,7 @@ LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
     "core": (162, 33_460),
     "convert": (46, 8_220),
-    "lab": (113, 24_800),
+    "lab": (114, 25_400),
     "papers": (43, 6_770),
 }
 MOST = 15  # files on one level of a room

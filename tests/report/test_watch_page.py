@@ -1,7 +1,5 @@
 """What `isograd.watch` wrote opens in `isograd report`."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -33,29 +31,6 @@ def test_a_watched_loop(watched: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "No weight has moved" in said.replace("Step 12: n", "N") and "-> optimizer.step() is not called" in said
     page = (watched / "report/report.html").read_text()
     assert "no weight has moved in 11 readings" in page and (watched / "report/layers.svg").exists()
-
-
-def test_watched_loops_side_by_side(watched: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One page of several loops, named or in a folder, and of runs beside them; each keeps its own."""
-    other, run = watched.parent / "other", watched.parent / "run"
-    shutil.copytree(watched, other)
-    (other / "warnings.jsonl").unlink()
-    run.mkdir()
-    shutil.copyfile(watched / "metrics.jsonl", run / "metrics.jsonl")
-    write_json(run / "run.json", {"model": {"placement": "pre-ln"}})
-    for words, names in (([watched.parent], ["mine", "other", "run"]), ([other, watched], ["other", "mine"])):
-        assert main(["report", *map(str, words), "--out", str(watched.parent / "page"), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert sorted(row["loop"] for row in found["loops"]) == sorted(names)
-        warnings = {row["loop"]: row["first_warning"] for row in found["loops"]}
-        assert "no weight has moved" in warnings["mine"] and warnings["other"] == "none"
-        page = Path(found["report"]).read_text()
-        assert f"1 of {len(names)} have a warning" in page and all(name in page for name in names)
-    assert (watched.parent / "page/loss.svg").exists()
-    assert main(["report", str(watched), str(other)]) == 0
-    assert "13 steps, lowest loss" in capsys.readouterr().out
-    assert main(["report", str(watched.parent), "--figure", "loss"]) == 2
-    assert "leave the watched loops out" in capsys.readouterr().err
 
 
 def test_without_warnings(watched: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`isograd report FOLDER...`: tables and figures from the files of runs, a study or a search."""
+"""`isograd report FOLDER...`: tables and figures from the files of runs, a study or a search; of models beside them."""
 
 import argparse
 import json as json_
@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-from isograd.cli.console import Result, print_lines, print_path, warn, working
+from isograd.cli.console import Result, announce, loading, print_lines, print_path, warn, working
 from isograd.cli.parser import EACH, Folder
-from isograd.errors import UserError, refusing
+from isograd.errors import UserError, command, one_line, refusing
 from isograd.hub import is_watched
 
 if TYPE_CHECKING:
+    from isograd.lab.report.pages.sides import Side
     from isograd.lab.report.runs import ArmFiles
     from isograd.lab.report.style import Output
 
@@ -120,11 +121,15 @@ def report(
       isograd report runs/compare --style paper --width 3.25 --format pdf
       isograd report runs/compare --figure gradients:last --arms pre-ln normformer --style gray --format pdf
       isograd report runs/warmup --reference normformer      of a study: one that holds a study.json
+      isograd report runs/watch/before tuned/checkpoint-500 --label runs/watch/before=before
 
-    Reads files only: a folder copied from another machine will do.
+    Reads files only, but for models: a folder copied from another machine will do. With watched loops, models or
+    folders of transformers' Trainer among several FOLDERs there is one page of all: what differs, losses, gradients,
+    placements, findings.
 
     Args:
-        folders: the folder of a run, a study, a search, a replay or a watched loop, or a folder of runs
+        folders: the folder of a run, a study, a search, a replay or a watched loop, or a folder of runs; beside others
+            that of a model or of transformers' Trainer
         out: where to write (default: report/ in the first FOLDER)
         title: title of the page
         reference: placement or label of the arm that the others are measured against (default: pre-ln, or the first)
@@ -175,15 +180,20 @@ def report(
     if len(folders) == 1 and is_watched(folders[0]):
         return _report_watched(folders[0], out, title, figures)
     from isograd.lab.cli.compare import print_arms
+    from isograd.lab.report.pages.sides import is_side, logged_of
     from isograd.lab.report.runs import find_runs, readable
 
-    found = find_runs(list(folders))
-    if any(map(is_watched, found)):
-        if len(found) == 1:
+    found = find_runs(list(folders), is_side)
+    if any(map(is_side, found)):
+        if len(found) == 1 and is_watched(found[0]):
             return _report_watched(found[0], out, title, figures)
-        if figure or arms or label:
-            raise UserError("--figure, --arms and --label are for runs alone; leave the watched loops out")
-        return _report_side_by_side(found, out or folders[0] / "report", title, figures)
+        if len(found) == 1 and not logged_of(found[0]):
+            raise UserError(
+                f"{found[0]} is a model; its page: {command('explain', found[0])}; or name another beside it"
+            )
+        if arms or reference:
+            raise UserError("--arms and --reference are for runs alone; leave models and watched loops out")
+        return _report_sides(found, folders, out or folders[0] / "report", title, figures, _called(label))
     runs, faults = readable(found)
     if faults and len(found) == 1:
         raise UserError(faults[0])
@@ -283,18 +293,75 @@ def _print_page(lines: Sequence[str], page: Path) -> None:
     print_path(f"\nreport: {page}")
 
 
-def _report_side_by_side(folders: list[Path], out: Path, title: str | None, figures: "Output") -> Result:
-    from isograd.lab.report.pages.watch import write_side_by_side
+def _report_sides(
+    found: Sequence[Path],
+    named: Sequence[Path],
+    out: Path,
+    title: str | None,
+    figures: "Output",
+    called: Mapping[str, str],
+) -> Result:
+    """Models are looked at where their folder, or that of their run, is named itself."""
+    from isograd.lab.report.pages.sides import model_of, sides_of, write_sides
 
+    models = {folder: _looked(folder, place) for folder in found if folder in named and (place := model_of(folder))}
     with refusing(ValueError, KeyError, TypeError):
-        page, table = write_side_by_side(folders, out, title, figures)
+        sides = sides_of(found, models, called)
+        page, table = write_sides(sides, out, title, figures)
     names = [name.replace(" ", "_") for name in table.header]
-    content = {"report": str(page), "loops": [dict(zip(names, line, strict=True)) for line in table.lines]}
-    lines = [
-        f"{name}: {steps} steps, lowest loss {lowest}, last {last}; first warning: {warning}"
-        for name, steps, lowest, last, warning in table.lines
-    ]
+    rows = [dict(zip(names, line, strict=True)) for line in table.lines]
+    findings = {side.name: side.model.get("findings") for side in sides}
+    content = {"report": str(page), "sides": rows, "findings": findings}
+    lines = [_line(side, table.header, line) for side, line in zip(sides, table.lines, strict=True)]
     return Result(content, partial(_print_page, lines, page))
+
+
+def _line(side: "Side", header: Sequence[str], line: Sequence[str]) -> str:
+    """What is known of a side."""
+    from isograd.lab.report.pages.sides import MISSING
+
+    said = [f"{name} {text}" for name, text in zip(header, line, strict=True) if text != MISSING]
+    return f"{side.name} ({line[1]}): {'; '.join(said[2:]) or 'nothing is recorded'}"
+
+
+def _looked(folder: Path, place: Path) -> dict[str, Any]:
+    """What `isograd check` says of a model, without trials, and the RMS of its matrices; or why there is nothing."""
+    import warnings
+
+    announce(f"loading torch and {place} ...")
+    with loading() as status, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
+        from isograd.lint import check
+        from isograd.trace.anatomy import find_anatomy
+        from isograd.trace.inputs import guess_inputs
+        from isograd.trace.load import load_part
+        from isograd.trace.record import LARGE
+
+        try:
+            model, left_out = load_part(str(place), 10 * LARGE)
+            status(f"checking {folder}")
+            found = check(model, prove=False, name=str(folder)).as_dict()
+            sublayers = find_anatomy(model, guess_inputs(model)).sublayers
+        except Exception as error:  # a model's own code raises what it likes
+            return {"error": one_line(error)}
+        every = dict(model.named_parameters())
+        places = [(name, one.stack, one.layer, role) for one in sublayers for name, role in one.roles.items()]
+        weights = [
+            {
+                "stack": stack,
+                "layer": layer,
+                "role": role,
+                "rms": every[name].detach().float().square().mean().sqrt().item(),
+            }
+            for name, stack, layer, role in places
+        ]
+    missed = [*filter(None, [left_out]), *found["missed"]]
+    return {
+        **found,
+        "missed": missed,
+        "weights": weights,
+        "shape": {"parameters": sum(p.numel() for p in every.values())},
+    }
 
 
 def _report_study(

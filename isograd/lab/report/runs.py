@@ -315,15 +315,18 @@ def curves(arms: Iterable[ArmFiles]) -> Iterator[tuple[Any, ...]]:
             yield from ((*who, row["step"], name, value) for name, value in values.items() if value is not None)
 
 
-def find_runs(folders: Iterable[Path]) -> list[Path]:
+def find_runs(folders: Iterable[Path], also: Callable[[Path], bool] = lambda folder: False) -> list[Path]:
     """The run folders among and below `folders`, each once.
 
     A run folder holds a file of a run's. Those below one folder stand in the catalogue's order of their placements,
     then by name; a run that is named itself stands where it is named.
+
+    Args:
+        also: what else is taken where it is named itself.
     """
     found: dict[Path, Path] = {}
     for folder in folders:
-        below = [folder] if _is_run(folder) else sorted(_below(folder, DEEPEST), key=_place)
+        below = [folder] if _is_run(folder) or also(folder) else sorted(_below(folder, DEEPEST), key=_place)
         for run in below:
             found.setdefault(run.resolve(), run)
     return list(found.values())

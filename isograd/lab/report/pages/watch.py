@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from isograd.errors import many
@@ -35,13 +34,13 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
         title=title or f"Watched: {folder.name}",
         headline=headline(metrics, warned),
         sections=[
-            Section(name="warnings", title="Warnings", table=warnings_table([_without_step(row) for row in warned])),
+            Section(name="warnings", title="Warnings", table=warnings_table([without_step(row) for row in warned])),
             Section(name="replayed", title="Replayed", sentence=_REPLAYED, table=replayed(folder)),
             Section(
                 name="loss",
                 title="Loss and gradient norm",
                 sentence=_ENTROPY if any(row.get("unigram_entropy") for row in warned) else "",
-                figure=lambda: _curves({"": metrics}, [look(0)], warned),
+                figure=lambda: curves({"": metrics}, [look(0)], warned),
             ),
             Section(
                 name="layers",
@@ -55,55 +54,7 @@ def write_watch(folder: Path, out: Path | None = None, title: str | None = None,
     return write_page(page, (out or folder / "report") / "report.html", output)
 
 
-def write_side_by_side(
-    folders: Sequence[Path], out: Path, title: str | None = None, output: Output | None = None
-) -> tuple[Path, Table]:
-    """Write report.html of several watched loops, and of runs among them: path and table of what they say alike."""
-    names = _names(folders)
-    metrics = {name: read_rows(folder / "metrics.jsonl") for name, folder in zip(names, folders, strict=True)}
-    warned = {name: read_rows(folder / "warnings.jsonl") for name, folder in zip(names, folders, strict=True)}
-    lines = [(name, *_in_numbers(metrics[name]), _first_warning(warned[name])) for name in names]
-    looks = [look(i) for i in range(len(names))]
-    table = Table(header=("loop", "steps", "lowest loss", "last loss", "first warning"), lines=lines, looks=looks)
-    reported = sum(map(bool, warned.values()))
-    page = Page(
-        title=title or f"{len(names)} loops side by side",
-        headline=f"{reported} of {len(names)} have a warning." if reported else "Nothing was reported of any.",
-        sections=[
-            Section(name="loops", title="Loops", sentence=_LAST, table=table),
-            Section(name="loss", title="Loss and gradient norm", figure=lambda: _curves(metrics, looks)),
-        ],
-        made="Made by isograd from the files of `isograd.watch` and of runs; each alone has a page that says more.",
-    )
-    return write_page(page, out / "report.html", output), table
-
-
-_LAST = "The last loss is the mean of the last 20 steps, the lowest that of any 20 steps in a row."
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    short = [folder.name for folder in folders]
-    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
-
-
-def _in_numbers(metrics: Sequence[Row]) -> tuple[str, str, str]:
-    losses = [row["loss"] for row in metrics]
-    known = [loss for loss in losses if loss is not None]
-    if not known:
-        return f"{metrics[-1]['step'] if metrics else 0:,}", "none", "none"
-    span = min(20, len(known))
-    means = [fmean(known[i : i + span]) for i in range(len(known) - span + 1)]
-    last = "not finite" if losses[-1] is None else f"{means[-1]:.3f}"
-    return f"{metrics[-1]['step']:,}", f"{min(means):.3f}", last
-
-
-def _first_warning(warned: Sequence[Row]) -> str:
-    if not warned:
-        return "none"
-    return f"step {warned[0]['step']:,}: {_without_step(warned[0])['message']}"
-
-
-def _without_step(row: Row) -> Row:
+def without_step(row: Row) -> Row:
     """The message begins with its step, which has a column of its own."""
     return row | {"message": str(row["message"]).removeprefix(f"step {row['step']}: ")}
 
@@ -140,7 +91,8 @@ def headline(metrics: Sequence[Row], warned: Sequence[Row]) -> str:
     return f"{message[:1].upper()}{message[1:]}{more}."
 
 
-def _curves(metrics: Mapping[str, Sequence[Row]], looks: Sequence[Look], warned: Sequence[Row] = ()) -> Drawing | None:
+def curves(metrics: Mapping[str, Sequence[Row]], looks: Sequence[Look], warned: Sequence[Row] = ()) -> Drawing | None:
+    """Loss and gradient norm by step, a line per loop; None where there are none."""
     if not any(metrics.values()):
         return None
     drawn = drawing(2, height=3.2)
