@@ -356,3 +356,35 @@ os.waitpid(child, 0)
     began = time.monotonic()
     code, _, _ = called("watch", "--spikes", "--out", str(tmp_path / "rows"), written(tmp_path, text))
     assert code == 0 and time.monotonic() - began < 80
+
+
+def test_ranks_that_the_script_starts_are_not_waited_for(tmp_path: Path) -> None:
+    """They are not watched, so that none of them would answer."""
+    text = (
+        MODEL
+        + """
+import os
+import torch.distributed as dist
+
+child = os.fork()
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(child == 0), world_size=2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in batches[:4]:
+    optimizer.zero_grad()
+    F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+if child:
+    os.waitpid(child, 0)
+else:
+    os._exit(0)
+"""
+    )
+    rows = tmp_path / "rows"
+    words = [sys.executable, "-m", "isograd", "watch", "--out", str(rows), written(tmp_path, text)]
+    done = subprocess.run([*words, str(tmp_path / "store")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in read_rows(rows / PER_STEP)] == [1, 2, 3, 4]

@@ -75,6 +75,7 @@ class ScriptWatch:
         self._since = 0  # and since its own optimizer's
         self._loads = self._failed = False
         self._process = os.getpid()
+        self._launched = "WORLD_SIZE" in os.environ  # each process by a launcher, and so watched, and not by the script
         self.stepped = False  # whether any optimizer did
 
     def __enter__(self) -> "ScriptWatch":
@@ -364,7 +365,8 @@ class ScriptWatch:
         self._follow(type(self._model))
         overflows = self._scaler is not None and self._scaler.is_enabled()
         self.watch = watch(self._model, optimizer=optimizer, overflows=overflows, **self._settings)
-        self.watch.ranks = Ranks(self._model)
+        if self._launched:  # else a process that the script started would be waited for, which does not look
+            self.watch.ranks = Ranks(self._model)
 
     def _measure(self) -> None:
         """Once per update: the gradients as they lie, with the loss and the batch."""
