@@ -4,6 +4,7 @@ A parameter whose gradient is 0 because another one begins at 0 (ReZero, a zero 
 first update. So all that have a gradient are moved a little, and the pass is repeated, before any is called stuck.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -135,9 +136,13 @@ def _cancels_at_first(checked: CheckedModel, name: str, zero: list[str]) -> bool
 
 
 def _of_last_layer(checked: CheckedModel, name: str, zero: list[str]) -> bool:
-    """Whether this is the last of its name, and the others learn."""
-    *before, last = (n for n in checked.parameters if numbered(n) == numbered(name))
-    return name == last and bool(before) and not {*before} & {*zero}
+    """Whether this is the last of its name, by one of the numbers in it, and the others learn."""
+    for number in re.finditer(r"\d+", name):
+        start, end = re.escape(name[: number.start()]), re.escape(name[number.end() :])
+        *before, last = (n for n in checked.parameters if re.fullmatch(rf"{start}\d+{end}", n))
+        if before and name == last and not {*before} & {*zero}:
+            return True
+    return False
 
 
 def _stuck(checked: CheckedModel) -> tuple[list[str], list[str]]:
