@@ -361,7 +361,7 @@ def packages() -> str:
             " tables, from the source; where",
             "the catalogue has no name for a design it is left open, and only errors count. One model in three is held"
             " out by the hash of its name. Rows that are right are in [packages.csv](results/packages.csv) alone.",
-            "Measured once with facts and trials, at 66c0b762; the two false errors have been an info and a warning since.",
+            "Measured once with facts and trials; the two false errors have been an info and a warning since.",
             "",
             *lines,
             "",
