@@ -145,3 +145,19 @@ def test_a_class_at_the_end_of_rows_is_padding_where_the_inputs_end_there(silent
         units[row, begin:] = 7
         frames[row, begin:] *= not silent
     assert filler_of([frames, units]) == filler
+
+
+def test_what_else_a_run_has_is_put_back() -> None:
+    """An average of the weights that the step moves, named beside the parts that are known."""
+    given = setup()
+    average = torch.optim.swa_utils.AveragedModel(given["model"])
+
+    def step(batches: list[Any]) -> None:
+        given["optimizer"].zero_grad()
+        loss(given["model"], batches[0]).backward()
+        given["optimizer"].step()
+        average.update_parameters(given["model"])
+
+    before = state(ema=average)
+    isograd.preflight(given | {"step": step, "ema": average})
+    assert not different(before, state(ema=average))

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils._pytree import SUPPORTED_NODES, MappingKey, register_pytree_node, tree_map
 
-from isograd.errors import InputsError, hint
+from isograd.errors import InputsError, hint, nearest
 from isograd.trace.record import arguments
 
 KEYS = (
@@ -145,9 +145,9 @@ def setup_of(given: Any = None, **parts: Any) -> Setup:
         InputsError: something else; names what is missing.
     """
     if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in KEYS]
-        if unknown:
-            raise InputsError(f"unknown key {unknown[0]!r}: {hint(unknown[0], KEYS)}")
+        misspelt = [name for name in given if name not in KEYS and nearest(name, KEYS)]
+        if misspelt:  # what else a run has, as a criterion or a teacher, is put back with the rest
+            raise InputsError(f"unknown key {misspelt[0]!r}: {hint(misspelt[0], KEYS)}")
         parts = {**{k: v for k, v in parts.items() if v is not None}, **given}
     elif isinstance(given, nn.Module) and "data" in parts and not _is_lightning(given):
         parts = {"model": given, **parts}
