@@ -281,6 +281,8 @@ class Watch:
             new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)
             new += self.continued.look(step, self._begun) if self._read == FIRST else []
             new += self._try("batches", self._batches.look, step, batch, self._collapse, reading.loss) or []
+            if not self._batches.copied:
+                new = [row for row in new if row["signal"] != "low"]
             if _BY_TARGETS & {row["signal"] for row in new} and not self._targets.meant(
                 self._model, batch, reading.loss
             ):

@@ -74,6 +74,13 @@ class Batches:
         self._reported |= {row["signal"] for row in new}
         return new
 
+    @property
+    def copied(self) -> bool:
+        """Whether labels are the inputs, not moved, as far as batches were given: what a low loss may mean. Of others a
+        leak is measured, and a task of little entropy has a low loss of its own.
+        """
+        return {*self._moved} <= {0} and not (self._given and _shifts(self._model))
+
     def _same(self, step: int) -> list[Row]:
         if len(set(self._seen)) > 1:
             return []
