@@ -598,3 +598,13 @@ def test_queries_of_the_last_layer_that_a_class_token_leaves_are_no_error() -> N
     findings = isograd.check(ClassToken(OwnQueriesLayer), torch.randint(1, VOCABULARY, (4, 10)))
     assert [(f.severity, "others" in f.address) for f in findings if f.code == "gradient-zero"] == [("warning", True)]
     assert not findings.errors
+
+
+@pytest.mark.parametrize(("rows", "codes"), [((-3, None), set()), ((5, 9), {"weights-partial"})])
+def test_rows_that_were_added_to_a_table_may_be_alike(rows: tuple[int, int | None], codes: set[str]) -> None:
+    """New tokens begin as the mean of the others; rows in the middle that are alike were copied."""
+    model = layers_of(PreLayer)
+    table = next(p for p in model.parameters() if p.shape == (VOCABULARY, WIDTH))
+    with torch.no_grad():
+        table[slice(*rows)] = table[:10].mean(0)
+    assert isograd.check(model, torch.randint(1, 10, (4, 8))).codes & {"weights-partial"} == codes

@@ -161,3 +161,20 @@ def test_what_else_a_run_has_is_put_back() -> None:
     before = state(ema=average)
     isograd.preflight(given | {"step": step, "ema": average})
     assert not different(before, state(ema=average))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_numbers_of_rows_are_no_classes(flat: bool) -> None:
+    """Tokens of packed texts one after the other, each with the number of its text; or rows in the order of classes."""
+    torch.manual_seed(0)
+    classes = torch.arange(64).div(16, rounding_mode="floor")
+    inputs = torch.randint(0, 50, (64,)) if flat else torch.randn(64, 8)
+    model: nn.Module = nn.Sequential(nn.Embedding(50, 8) if flat else nn.Identity(), nn.Linear(8, 50))
+
+    def own(model: nn.Module, batch: Any) -> torch.Tensor:
+        return functional.cross_entropy(model(batch["x"]), batch["x"] if flat else batch["row"])
+
+    data = [{"x": inputs[at : at + 8], "row": classes[at : at + 8]} for at in range(0, 64, 8)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    found = isograd.preflight({"model": model, "data": data, "optimizer": optimizer, "loss": own})
+    assert ("data-sorted" in found.codes) is not flat

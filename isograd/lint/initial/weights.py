@@ -152,6 +152,9 @@ def _damage(checked: CheckedModel, name: str) -> str | None:
         flat = int((even == even[:, :1]).all(1).sum()) - empty
         if flat > spare:
             return f"{flat} of {len(lines)} {axis_} hold one number each"
+        if spare:  # rows that were added begin alike, as the mean of the others
+            added = int((lines == lines[-1]).all(1).flip(0).int().cumprod(0).sum())
+            lines = lines[: len(lines) - added + 1]
         copies = len(lines) - max(empty - 1, 0) - _distinct(lines)
         if copies > spare:
             return f"{copies} of {len(lines)} {axis_} are copies of others"

@@ -272,7 +272,8 @@ def _label(batch: Any) -> Tensor | None:
     """Classes, or zeros and ones, a number for each row."""
     leaves = [x for x in tensors_in(batch) if x.ndim == 1 and x.dtype != torch.bool and len(x) > 1]
     whole = [x for x in leaves if not x.is_floating_point() or bool(((x == 0) | (x == 1)).all())]
-    return whole[-1] if whole else None
+    rows = [x for x in tensors_in(batch) if x.ndim > 1]  # without: tokens of all rows one after the other
+    return whole[-1] if whole and (rows or len(whole) == 1) else None
 
 
 def _numbers(seen: Seen) -> Results:
