@@ -1,5 +1,6 @@
 """What all heads share: the pre-trained base class and one stack (embedding, layers, final norm)."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -33,6 +34,8 @@ from isograd.transformer.streams import State, make_ends
 from isograd.transformer.sublayer import Sublayer
 
 logger = logging.get_logger(__name__)
+_TAKES = inspect.signature(create_causal_mask).parameters
+CACHE = "cache" if "cache" in _TAKES else "past_key_values"  # in transformers, from 5.24 on and before
 _CAUSAL_MASKS: dict[str, Callable[..., Any]] = {
     "full_attention": create_causal_mask,
     "sliding_attention": create_sliding_window_causal_mask,
@@ -207,12 +210,14 @@ class IsogradModel(IsogradPreTrainedModel):
         inputs_embeds: Tensor | None = None,  # (batch, time, width or input_size), unscaled token vectors
         use_cache: bool | None = None,
         token_type_ids: Tensor | None = None,  # (batch, time), where the configuration has types
+        cache: Cache | None = None,  # as transformers calls past_key_values from 5.24 on
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Hidden states (batch, time, width) after the last layer, the final norm and a projection, where there are."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         vectors = self.embedding.tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        past_key_values = cache if past_key_values is None else past_key_values
         if use_cache and self.causal and past_key_values is None:
             past_key_values = self._new_cache()
         own = (
@@ -224,7 +229,7 @@ class IsogradModel(IsogradPreTrainedModel):
         mask, memory_mask = self._masks(vectors, attention_mask, encoder_hidden_states, encoder_attention_mask, own)
         x = self.embedding(vectors, positions, token_type_ids)
         x = self.run_layers(x, positions, mask, encoder_hidden_states, memory_mask, past_key_values, **kwargs)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x, past_key_values=past_key_values)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x, **{CACHE: past_key_values})
 
     def run_layers(
         self,
@@ -296,7 +301,7 @@ class IsogradModel(IsogradPreTrainedModel):
             return create_bidirectional_mask(**shared, attention_mask=mask), None
         own = None
         if not self._needs_no_mask(mask, cache):
-            own = create_causal_mask(**shared, attention_mask=mask, past_key_values=cache)
+            own = create_causal_mask(**shared, attention_mask=mask, **{CACHE: cache})
         if memory is None:
             return own, None
         return own, create_bidirectional_mask(**shared, attention_mask=memory_mask, encoder_hidden_states=memory)
@@ -312,7 +317,7 @@ class IsogradModel(IsogradPreTrainedModel):
         if isinstance(mask, dict):
             return mask
         makers = _CAUSAL_MASKS if self.causal else _MASKS
-        words = given | ({"past_key_values": cache} if self.causal else {})
+        words = given | ({CACHE: cache} if self.causal else {})
         bare = self._needs_no_mask(mask, cache)
         return {
             kind: None if bare and kind == "full_attention" else makers[kind](**words)

@@ -9,7 +9,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from isograd.models.base import IsogradModel, IsogradPreTrainedModel
+from isograd.models.base import CACHE, IsogradModel, IsogradPreTrainedModel
 from isograd.models.config import IsogradConfig
 from isograd.transformer.loss import capped
 from isograd.transformer.parameters import Linear
@@ -47,6 +47,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         output_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        cache: Cache | None = None,  # as transformers calls past_key_values from 5.24 on
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (batch, time, vocabulary), or with labels the mean loss in nats.
@@ -66,7 +67,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
             input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            past_key_values=cache if past_key_values is None else past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache if use_cache is not None else self.config.use_cache and not training,
             **kwargs,
@@ -83,7 +84,7 @@ class IsogradForCausalLM(IsogradPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits if logits is None or cap is None else capped(logits, cap),
-            past_key_values=outputs.past_key_values,
+            **{CACHE: getattr(outputs, CACHE)},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -146,7 +146,7 @@ class IsogradConfig(PretrainedConfig):
     """
 
     model_type = "isograd"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (transformers declares it as a plain list)
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012  (transformers declares it as a plain list)
 
     placement: str = "pre-ln"
     vocab_size: int = 32000

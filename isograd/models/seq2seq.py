@@ -9,7 +9,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils.generic import can_return_tuple
 
-from isograd.models.base import IsogradModel, IsogradPreTrainedModel
+from isograd.models.base import CACHE, IsogradModel, IsogradPreTrainedModel
 from isograd.models.causal import wants_logits
 from isograd.models.config import IsogradConfig
 from isograd.transformer.loss import IGNORE
@@ -49,6 +49,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         output_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        cache: Cache | None = None,  # as transformers calls past_key_values from 5.24 on
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Logits (batch, time, vocabulary), or with labels the mean loss in nats.
@@ -73,7 +74,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
             position_ids=decoder_position_ids,
             encoder_hidden_states=encoder_outputs[0],
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            past_key_values=cache if past_key_values is None else past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache if use_cache is not None else self.config.use_cache and labels is None,
             **kwargs,
@@ -85,7 +86,7 @@ class IsogradForSeq2SeqLM(IsogradPreTrainedModel, GenerationMixin):
         return Seq2SeqLMOutput(
             loss=loss,
             logits=self.lm_head(hidden) if wants_logits(output_logits, labels is not None) else None,
-            past_key_values=outputs.past_key_values,
+            **{CACHE: getattr(outputs, CACHE)},
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,

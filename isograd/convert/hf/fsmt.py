@@ -11,6 +11,7 @@ from isograd.convert.hf.bart import BART, COUNTS, ROW, names
 from isograd.convert.hf.family import Family, FamilyPart
 from isograd.convert.kinds import PAIR
 from isograd.models import IsogradConfig
+from isograd.models.base import CACHE
 
 
 def _write(config: IsogradConfig) -> dict[str, Any]:
@@ -61,10 +62,10 @@ class Stepwise(nn.Module):
                 encoder_outputs=memory,
                 attention_mask=attention_mask,
                 decoder_input_ids=token,
-                past_key_values=past,
                 use_cache=True,
+                **{CACHE: past},
             )
-            past = out.past_key_values
+            past = getattr(out, CACHE)
             found.append(out.logits)
         return Seq2SeqLMOutput(logits=torch.cat(found, dim=1))
 
