@@ -150,7 +150,8 @@ class Inkling2(_Classes):
     """`Inkling2BlockAttentionResidual`, with the sums of `Inkling2SlidingDecoderLayer`."""
 
     def __init__(self, setting: Setting) -> None:
-        kind, config = _class("inkling2", "Inkling2BlockAttentionResidual"), SimpleNamespace(hidden_size=setting.width)
+        kind = _class("inkling2", "Inkling2BlockAttentionResidual")
+        config = SimpleNamespace(hidden_size=setting.width, _attn_implementation="eager")
         super().__init__(setting, lambda: kind(config), kind(config))
         self.block = 2 * setting.stream.block
         assert self.head is not None

@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from isograd.models.base import CACHE
 from tests.build import model, tokens
 
 PAD, START = 1, 2
@@ -165,10 +166,10 @@ def _step_by_step(native: Any, given: dict[str, Tensor]) -> Tensor:
         out = native(
             encoder_outputs=memory,
             decoder_input_ids=given["decoder_input_ids"][:, time : time + 1],
-            past_key_values=past,
+            **{CACHE: past},
             use_cache=True,
             **seen,
         )
-        past = out.past_key_values
+        past = getattr(out, CACHE)
         found.append(out.logits)
     return torch.cat(found, dim=1)
