@@ -215,7 +215,7 @@ def gated_weights(layer: Any) -> Weights:
 
 
 def inkling_parts(m: Any) -> dict[str, Any]:
-    made = SimpleNamespace(hidden_size=WIDTH)
+    made = SimpleNamespace(hidden_size=WIDTH, _attn_implementation="eager")
     reads = {name: m.Inkling2BlockAttentionResidual(made) for name in ("attention_input", "mlp_input")}
     plain = {"post_attention_convolution": Passed(), "post_mlp_convolution": Passed(), "is_block_boundary": True}
     return norms("Inkling2RMSNorm", *TWO)(m) | reads | plain

@@ -122,7 +122,7 @@ def test_gated_streams_are_qwens(in_double: None) -> None:
 
 def test_attention_over_depth_is_inklings(in_double: None) -> None:
     module = pytest.importorskip("transformers.models.inkling2.modeling_inkling2")
-    theirs = module.Inkling2BlockAttentionResidual(stub(hidden_size=WIDTH))
+    theirs = module.Inkling2BlockAttentionResidual(stub(hidden_size=WIDTH, _attn_implementation="eager"))
     ours = connection(DepthAttention(norm_values=True, block=1))
     theirs.query, ours.eps = ours.query, theirs.norm.eps
     sources = tuple(copies().unbind(-2))
