@@ -7,9 +7,11 @@ on the disk: without the tables that the build writes into them, and with direct
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from textwrap import shorten
 
+import site_pages
 from site_pages import MENUS, ROOT, menus, shown
 from sphinx.application import Sphinx
 from sphinx.builders.text import TextBuilder
@@ -49,7 +51,13 @@ def schemas() -> dict[str, dict[str, object]]:
 
 def text_of(name: str) -> str:
     """A page as the site has it, in Markdown, without its menus."""
-    return shown(name, (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")).rstrip()
+    made = _generated().get(f"{name.removeprefix('generated/')}.md") if name.startswith("generated/") else None
+    return shown(name, made or (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")).rstrip()
+
+
+@cache
+def _generated() -> dict[str, str]:
+    return dict(site_pages.pages())
 
 
 def full(app: Sphinx) -> Iterator[str]:

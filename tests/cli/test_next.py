@@ -116,10 +116,12 @@ def test_a_watched_loop_says_how_to_read_it(capfd: pytest.CaptureFixture[str]) -
         optimizer.zero_grad()
     watch.close()
     follow(capfd.readouterr().err)
-    for verb in ("explain", "replay"):
-        code, _, err = called(verb, "my runs/loop")
-        assert code == 2
-        follow(err)
+    code, out, err = called("explain", "my runs/loop")
+    assert code == 0
+    follow(out + err)
+    code, _, err = called("replay", "my runs/loop")
+    assert code == 2
+    follow(err)
 
 
 def test_a_checkpoint_too_large_for_the_memory_names_what_can_be_checked() -> None:

@@ -19,7 +19,7 @@ def test_a_watched_loop_is_named_as_one(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
-    for verb in ("explain", "check", "replay"):
+    for verb in ("check", "replay"):
         said = refused(verb, str(folder))
         assert "this is a watched loop" in said and f"isograd report {folder}" in said, said
         assert "config.json" not in said

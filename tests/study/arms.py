@@ -30,7 +30,7 @@ def called(*command: str) -> tuple[int, str, str]:
             code = main(command)
         except SystemExit as end:  # argparse
             code = int(end.code or 0)
-    if "--json" in command and out.getvalue():
+    if "--json" in command and out.getvalue() and command[0] != "watch":  # after a script's name it is the script's
         _is_of_its_schema(command[0], json.loads(out.getvalue()))
     return code, out.getvalue(), err.getvalue()
 

@@ -287,8 +287,11 @@ def test_another_text_under_the_same_name_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"data": {"length": 64}}, "data.length is read by task=language or masked only"),
-        ({"training": {"batch": 64}}, "training.batch is read by task=language or masked or classification only"),
+        ({"data": {"length": 64}}, "data.length is read by task=language or masked or own-language only"),
+        (
+            {"training": {"batch": 64}},
+            "training.batch is read by task=language or masked or classification or own-language or own only",
+        ),
         ({"pairs": {"joint": False}}, "model.share_embeddings=true needs pairs.joint=true"),
         ({"pairs": {"codes": "codes.txt"}}, "belong together"),
         ({"pairs": {"ratio": 0.5}}, "pairs.ratio=0.5"),

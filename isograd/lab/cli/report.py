@@ -86,11 +86,12 @@ class Watched(TypedDict):
     warnings: list[dict[str, Any]]
 
 
-class Loops(TypedDict):
-    """The page of watched loops, and a row for each."""
+class Sides(TypedDict):
+    """The page of what was put side by side: a row for each, and what `check` found in each model, None without one."""
 
     report: str
-    loops: list[dict[str, str]]
+    sides: list[dict[str, str]]
+    findings: dict[str, list[dict[str, Any]] | None]
 
 
 # What verbs of their own print, too, of their folders.
@@ -111,7 +112,7 @@ def report(
     font: Annotated[str, "FAMILY"] | None = None,
     format: list[Annotated[str, formats, "FORMAT"]] | None = None,  # noqa: A002  (it is --format)
     open: bool = False,  # noqa: A002  (it is --open)
-) -> Annotated[Result, RunsReport, Figures, Page, Watched, Loops, *_ELSEWHERE]:
+) -> Annotated[Result, RunsReport, Figures, Page, Watched, Sides, *_ELSEWHERE]:
     """Make tables and figures of runs from their folders.
 
     examples:

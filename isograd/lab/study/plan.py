@@ -164,7 +164,7 @@ def load_study(recipe: Path, overrides: Sequence[str] = ()) -> Study:
     arms, seeds = arms_in(content, recipe)
     if not axes and not arms:
         raise RecipeError(f"{recipe}: a study needs axes, such as axes: {{training.lr: [3.0e-4, 1.0e-3]}}")
-    own = bool((base.get("model") or {}).get("build"))
+    own = isinstance(model := base.get("model"), dict) and bool(model.get("build"))
     _check_overrides(plain, axes, [settings_of(arm, own) for arm in arms], budget)
     if seeds and "seed" in map(_key, plain):
         raise RecipeError(f"{recipe}: seeds are {seeds}, and seed is set, too; write seeds=[NUMBERS]")
