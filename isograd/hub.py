@@ -284,8 +284,7 @@ def absent(name: str, kind: Kind = "model") -> str:
 
 def copies(name: str, kind: Kind) -> list[Path]:
     """Where copies of a model or a data set would lie."""
-    if kind == "dataset":
-        name = "/".join(name.split("/")[:2])  # without a configuration
+    name = "/".join(name.split("/")[:2])  # without a data set's configuration
     found = [Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"]
     if kind == "dataset":
         found.append(_datasets() / name.replace("/", "___"))

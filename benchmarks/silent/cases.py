@@ -123,7 +123,7 @@ class _Twin(ast.NodeTransformer):
         taken = node.body if eval(ast.unparse(node.test), {"faulty": self.faulty}) else node.orelse
         return taken or ast.Pass()
 
-    visit_IfExp = visit_If  # noqa: N815
+    visit_IfExp = visit_If  # noqa: N815  (ast's name)
 
 
 def source(case: Case, faulty: bool) -> str:

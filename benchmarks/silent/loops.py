@@ -149,7 +149,10 @@ def one_step(case: ModuleType, faulty: bool) -> dict[str, Any]:
     if not hasattr(case, "setup"):
         model = case.build(faulty)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-        loss = lambda model, batch: loss_of(case, called(model, batch), batch)  # noqa: E731
+
+        def loss(model: Any, batch: Any) -> Any:
+            return loss_of(case, called(model, batch), batch)
+
         return {"model": model, "optimizer": optimizer, "data": [case.batch()], "batch": case.batch(), "loss": loss}
     setup = case.setup(faulty)
     if not isinstance(setup, dict):

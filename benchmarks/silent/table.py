@@ -72,7 +72,10 @@ def _lines(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _by(results: list[Result], what: str, values: Iterable[str], cases: list[Case]) -> str:
     rows = []
     for value in values:
-        wanted = lambda case, value=value: case.about[what] == value  # noqa: E731
+
+        def wanted(case: Case, value: str = value) -> bool:
+            return bool(case.about[what] == value)
+
         if count := sum(wanted(case) and not case.oddity for case in cases):
             rows.append((f"{value} ({count})", *(str(result.hits(wanted)[0]) for result in results)))
     return _lines((f"{what} (faults)", *(result.name for result in results)), rows)

@@ -281,12 +281,11 @@ class Watch:
             new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)
             new += self.continued.look(step, self._begun) if self._read == FIRST else []
             new += self._try("batches", self._batches.look, step, batch, self._collapse, reading.loss) or []
-            if not self._batches.copied:
-                new = [row for row in new if row["signal"] != "low"]
-            if _BY_TARGETS & {row["signal"] for row in new} and not self._targets.meant(
-                self._model, batch, reading.loss
-            ):
-                new = [row for row in new if row["signal"] not in _BY_TARGETS]
+            signals = {row["signal"] for row in new}
+            unmeant = {"low"} if "low" in signals and not self._batches.copied else set()
+            if signals & _BY_TARGETS - unmeant and not self._targets.meant(self._model, batch, reading.loss):
+                unmeant = _BY_TARGETS
+            new = [row for row in new if row["signal"] not in unmeant]
             broken = self._nonfinite.look(self.row, self.layers, batch)
             self._report(new + ([self._explained(broken, batch)] if broken else []))
         self._waiting.clear()

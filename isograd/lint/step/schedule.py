@@ -47,7 +47,7 @@ def _one(seen: Seen, scheduler: Any) -> Results:
     setup, times = seen.setup, per_update(seen, scheduler)
     steps, name = setup.steps, type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau):
-        yield f"{name}: its rates depend on what it is told"
+        yield f"{name}: its rates depend on what is measured in the run"
         return
     if times == 0:
         yield from _not_stepped(seen, scheduler)
