@@ -17,9 +17,10 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib.util import cache_from_source
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -643,6 +644,9 @@ def module_of(model: Built, name: str) -> Any:
         for known, module in list(sys.modules.items()):  # of before the change, and of another folder's files
             if known.partition(".")[0] in names and str(getattr(module, "__file__", "")) in _FILES:
                 del sys.modules[known]
+        for path in source.files:  # bytecode counts as current by the second and the size: an edit can be within both
+            with suppress(OSError):
+                Path(cache_from_source(str(path))).unlink()
         _FILES.update(map(str, source.files))
         _IMPORTED[file.resolve()] = source.sha256
     try:
