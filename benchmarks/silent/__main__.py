@@ -49,6 +49,8 @@ def judge(names: list[str], found: list[Case], form: Path, taken: Path | None, f
         print(f"{rows.take(rows.read(taken), names, found, folder)} new verdicts in {folder / 'judged.csv'}")
         return
     lines = rows.to_judge(names, found, folder)
+    if {row["hash"] for row in rows.read(form) if row["named"]} & {row["hash"] for row in lines}:
+        raise SystemExit(f"{form} has verdicts that were not taken: --take {form}, or name another --form")
     rows.write(form, rows.FORM, lines)
     print(f"{len(lines)} to judge in {form}: fill in `named` with yes or no, then --take {form}")
 
@@ -57,7 +59,7 @@ def tables(found: list[Case], folder: Path) -> None:
     text, first = table.page(found, folder)
     if text:
         folder.with_suffix(".md").write_text(text, encoding="utf-8")
-        front = folder.parents[1] / "silent.md"
+        front = folder.resolve().parents[1] / "silent.md"
         if front.exists():
             front.write_text(table.into(front.read_text(encoding="utf-8"), first), encoding="utf-8")
     print(first or "no rows")
@@ -68,7 +70,7 @@ def main() -> int:
         prog="python -m benchmarks.silent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("list", "prove", "run", "judge", "table"))
-    parser.add_argument("names", nargs="*", help="cases to prove (else all); tools to run or to judge")
+    parser.add_argument("names", nargs="*", default=[], help="cases to prove (else all); tools to run or to judge")
     parser.add_argument("--part", choices=("all", "open", "held-out"), default="all")
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--limit", type=float, default=rows.LIMIT, help="seconds of one look")
@@ -78,7 +80,13 @@ def main() -> int:
     parser.add_argument("--take", type=Path, help="a form that is filled in")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    found = cases(asked.cases, asked.only, asked.part)
+    try:
+        found = cases(asked.cases, asked.only, asked.part)
+    except (SyntaxError, ValueError) as error:
+        parser.error(f"a case cannot be read: {error}")
+    unknown = set(asked.names) - {case.name for case in found} if asked.what == "prove" else set()
+    if unknown or not found or (asked.take and not asked.take.exists()):
+        parser.error(f"there is no {', '.join(sorted(unknown)) or (asked.take if found else 'such case')}")
     if asked.what == "list":
         listed(found)
     elif asked.what == "prove":
@@ -91,8 +99,12 @@ def main() -> int:
         judge(asked.names, found, asked.form, asked.take, asked.results)
     else:
         for name in asked.names:
+            kept = sum(len(case.twins) for case in found)
             for row in rows.run(name, found, asked.results, asked.limit):
+                kept -= 1
                 print(name, *(row[k] for k in ("case", "twin", "crash", "seconds", "said")), sep="\t", flush=True)
+            if kept:
+                print(f"{kept} rows were there; to look again, delete {asked.results / name}.csv", file=sys.stderr)
     return 0
 
 

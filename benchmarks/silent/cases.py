@@ -61,9 +61,12 @@ class Case:
 
 
 def load(path: Path) -> Case:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CASE":
-            return Case(path, ast.literal_eval(node.value))
+            try:
+                return Case(path, ast.literal_eval(node.value))
+            except ValueError:
+                raise ValueError(f"CASE of {path} has more than plain values: no names, no calls") from None
     raise ValueError(f"{path} has no CASE")
 
 

@@ -147,6 +147,8 @@ def loss_of(case: ModuleType, output: Any, batch: Any) -> torch.Tensor:
 def one_step(case: ModuleType, faulty: bool) -> dict[str, Any]:
     """model, optimizer, data, batch, and `loss(model, batch)`, of a setup, a Trainer or a single module."""
     if not hasattr(case, "setup"):
+        if not hasattr(case, "build"):
+            raise CannotLookError("a loop alone")
         model = case.build(faulty)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 

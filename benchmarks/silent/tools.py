@@ -31,7 +31,10 @@ class Tool:
     look: Look
 
     def version(self) -> str:
-        return metadata.version(self.package)
+        try:
+            return metadata.version(self.package)
+        except metadata.PackageNotFoundError:
+            raise SystemExit(f'{self.package} is not installed; a tool of no package says package="torch"') from None
 
 
 TOOLS: dict[str, Tool] = {}
