@@ -166,6 +166,26 @@ def one_step(case: ModuleType, faulty: bool) -> dict[str, Any]:
     return setup | {"batch": next(iter(setup["data"])), "optimizer": optimizers[0] if optimizers else None}
 
 
+def pair(case: ModuleType, faulty: bool) -> dict[str, Any]:
+    """`one_step` for tools that take batches of (inputs, targets) and a loss of output and targets: inputs are what the
+    loss of the case gives to the model, targets the last of the batch; `loss_fn` runs that loss on the first batch."""
+    given = one_step(case, faulty)
+    model, batch, inputs = given["model"], given["batch"], []
+    if isinstance(batch, dict):
+        raise CannotLookError("the batch is no pair of inputs and targets")
+    hook = model.register_forward_pre_hook(lambda _, *called: inputs.append(called), with_kwargs=True)
+    pairs = []
+    for one in islice(given["data"], 10):
+        inputs.clear()
+        with torch.no_grad():
+            given["loss"](model, one)
+        if not inputs or len(inputs[0][0]) != 1 or inputs[0][1]:
+            raise CannotLookError("the model takes more than one tensor")
+        pairs.append((inputs[0][0][0], one if isinstance(one, torch.Tensor) else one[-1]))
+    hook.remove()
+    return given | {"data": pairs, "batch": pairs[0], "loss_fn": lambda *_: given["loss"](model, batch)}
+
+
 def _module(case: ModuleType, faulty: bool) -> None:
     """A module is fitted to its batch with AdamW at 1e-3."""
     given = one_step(case, faulty)

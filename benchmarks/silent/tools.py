@@ -3,17 +3,22 @@
 import contextlib
 import io
 import json
+import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.autograd.gradcheck import GradcheckError
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from . import loops
@@ -111,24 +116,44 @@ def plain_rule(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
 @tool("detect-anomaly", package="torch")
 def detect_anomaly(case: Case, faulty: bool) -> list[str]:
     try:
-        with torch.autograd.detect_anomaly(check_nan=True):
+        with warnings.catch_warnings(record=True) as warned, torch.autograd.detect_anomaly(check_nan=True):
+            warnings.simplefilter("always")
             return loops.through(case.module(), faulty, lambda *_: (lambda *_: None, list))
     except RuntimeError as error:
-        return [str(error)]
+        if "nan values" not in str(error):
+            raise
+        frame = re.compile(rf'{case.path.name}", line \d+, in (\w+)\n +(.+)')  # of the forward call, which it prints
+        calls = [": ".join(call) for w in warned for call in frame.findall(str(w.message))]
+        return [" ".join((str(error), *calls[-2:]))]
+
+
+class _InDouble(TorchFunctionMode):
+    """float32 that a case asks for is float64: in float32 a difference of 1e-6 has no digits."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args, kwargs = pytree.tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @tool("gradcheck", looks_at="model", package="torch")
 def gradcheck(case: Case, faulty: bool) -> list[str]:
-    """Gradients of the loss by all parameters against differences, in float64, dropout off."""
+    """Gradients of the loss by all parameters against differences, in float64, dropout off. What fails in the fast mode
+    is not run again in the slow one, which only prints the matrices and takes a forward pass for each weight."""
     module = case.module()
     model, floats = module.build(faulty).double().eval(), lambda t: t.double() if t.is_floating_point() else t
     batch = pytree.tree_map_only(torch.Tensor, floats, module.batch())
     wanted = [p for p in model.parameters() if p.requires_grad]
-    try:
-        loss = lambda *_: loops.loss_of(module, loops.called(model, batch), batch)  # noqa: E731
-        torch.autograd.gradcheck(loss, wanted, fast_mode=True)
-    except RuntimeError as error:
-        return [str(error)]
+    loss = lambda *_: loops.loss_of(module, loops.called(model, batch), batch)  # noqa: E731
+    code = sys.modules[torch.autograd.gradcheck.__module__]
+    with _InDouble(), mock.patch.object(code, "_run_slow_mode_and_get_error", lambda *_: ""):
+        if loss().dtype != torch.float64:
+            raise loops.CannotLookError("the loss is not in float64")
+        try:
+            torch.autograd.gradcheck(loss, wanted, fast_mode=True)
+        except GradcheckError as error:
+            return [str(error)]
     return []
 
 
@@ -254,12 +279,13 @@ def torchtest2(case: Case, faulty: bool) -> list[str]:
     return [str(result) for result in report.results if result.status.value in ("FAIL", "WARN")]
 
 
-@tool("preflight-ml", looks_at="step data")
+@tool("preflight-ml", looks_at="model step data")
 def preflight_ml(case: Case, faulty: bool) -> list[str]:
     from preflight.runner import run_checks
 
-    given = loops.one_step(case.module(), faulty)
-    return [f"{r.name}: {r.message}" for r in run_checks(given["data"], given["model"]) if not r.passed]
+    given = loops.pair(case.module(), faulty)
+    results = run_checks(given["data"], given["model"], given["loss_fn"])
+    return [f"{r.name}: {r.message}" for r in results if not r.passed]
 
 
 # In the loop.
@@ -288,7 +314,9 @@ def torchmortem(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
 
     def end() -> list[str]:
         autopsy.__exit__(None, None, None)
-        return [f"{f.title}: {f.summary}" for f in autopsy.get_report().findings if f.severity > 0]
+        report = autopsy.get_report()
+        found = [*report.insights, *(f for f in report.findings if f.severity > 0)]
+        return [f"{f.title}: {f.summary}" for f in found]
 
     return lambda _, loss: autopsy.step(loss=loss), end
 
@@ -313,16 +341,25 @@ def training_doctor(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
     return each, lambda: list(dict.fromkeys(f"{d.problem}: {d.explanation}" for d in doctor.analyze()))
 
 
-@in_loop("torchdiag")
-def torchdiag(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
-    """check_gradients at the first and at the last step."""
+@tool("torchdiag")
+def torchdiag(case: Case, faulty: bool) -> list[str]:
+    """check_gradients at the first and at the last step; with inputs and targets verify_step and check_dead_neurons."""
     import torchdiag
 
-    found: dict[int, list[str]] = {}
+    found: dict[str, list[str]] = {}
 
-    def each(step: int, loss: float) -> None:
+    def says(key: str, check: Callable[..., Any], *args: Any) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            torchdiag.check_gradients(model)
-        found[min(step, 1)] = [line for line in printed.getvalue().splitlines() if "•" in line]
+            check(*args)
+        found[key] = [line for line in printed.getvalue().splitlines() if "•" in line]
 
-    return each, lambda: list(dict.fromkeys(line for lines in found.values() for line in lines))
+    def begin(model: torch.nn.Module, optimizer: Any) -> tuple[loops.Each, loops.End]:
+        return lambda step, _: says("last" if step else "first", torchdiag.check_gradients, model), list
+
+    loops.through(case.module(), faulty, begin)
+    with contextlib.suppress(loops.CannotLookError):
+        given = loops.pair(case.module(), faulty)
+        model, (inputs, targets) = given["model"], given["batch"]
+        says("step", torchdiag.verify_step, model, given["optimizer"], given["loss_fn"], inputs, targets)
+        says("dead", torchdiag.check_dead_neurons, model, inputs)
+    return list(dict.fromkeys(line for lines in found.values() for line in lines))
