@@ -5,12 +5,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks.silent import rows, table, tools
 from benchmarks.silent.cases import Case, cases, load, problems, proved, source
-from benchmarks.silent.loops import CannotLookError, through
+from benchmarks.silent.loops import CannotLookError, pair, through
 
 EXAMPLES = Path(__file__).parent / "data" / "silent"
 HERE = cases(EXAMPLES)
@@ -74,6 +76,30 @@ def test_a_tool_in_a_loop_sees_the_cases_own_steps() -> None:
 
     assert through(case("accumulated_not_divided").module(), False, begin) == ["60 steps"]
     assert names == ["Model", "SGD"] and seen[0] == pytest.approx(3.5, abs=0.3) and seen[-1] < seen[0]
+
+
+def test_a_tool_that_takes_pairs_gets_what_the_model_gets() -> None:
+    given = pair(case("embedding_after_optimizer").module(), False)
+    inputs, targets = given["batch"]
+    assert torch.equal(inputs, targets[:, :-1]) and len(given["data"]) == 8
+    given["loss_fn"](given["model"](inputs), targets).backward()
+    assert all(p.grad is not None for p in given["model"].parameters())
+    given = pair(case("head_without_shift").module(), False)
+    assert (given["batch"][1] == -100).any() and not (given["batch"][0] == -100).any()
+
+
+@pytest.mark.parametrize("faulty", [True, False])
+def test_gradcheck_runs_in_float64_where_a_case_asks_for_float32(faulty: bool) -> None:
+    class Model(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = self.weight.exp()
+            return super().forward(x) * (scale.detach() if faulty else scale).sum()
+
+    module = SimpleNamespace(
+        build=lambda faulty: Model(3, 2), batch=lambda: torch.ones(4, 3), loss=lambda y, _: y.float().square().mean()
+    )
+    found = tools.TOOLS["gradcheck"].look(SimpleNamespace(module=lambda: module), faulty)  # type: ignore[arg-type]
+    assert ["mismatch" in message for message in found] == [True] * faulty
 
 
 def _said(one: Case, faulty: bool) -> list[str]:

@@ -8,6 +8,7 @@ python -m benchmarks.silent table
 """
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def main() -> int:
     elif asked.what == "judge":
         judge(asked.names, found, asked.form, asked.take, asked.results)
     else:
+        importlib.import_module("torch._dynamo")  # optimizers import it: a second in each process that is forked here
         for name in asked.names:
             kept = sum(len(case.twins) for case in found)
             for row in rows.run(name, found, asked.results, asked.limit):
