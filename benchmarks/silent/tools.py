@@ -172,7 +172,8 @@ def underflow_overflow(case: Case, faulty: bool) -> list[str]:
         if "inf/nan" not in str(error):
             raise
         lines = [line for line in printed.getvalue().splitlines() if line.strip()]
-        return [f"{error} {lines[0]} {' '.join(lines[-4:])}"]
+        module = max(i for i, line in enumerate(lines) if line.startswith(" " * 17))  # its name, then its tensors
+        return [f"{error} {lines[0]} {' '.join(lines[module:])}"]
 
 
 # isograd: a model, a setup, a script that is run as it is.
