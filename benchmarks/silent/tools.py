@@ -292,18 +292,24 @@ def preflight_ml(case: Case, faulty: bool) -> list[str]:
 # In the loop.
 
 
-@in_loop("torch-audit")
-def torch_audit(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
+@tool("torch-audit")
+def torch_audit(case: Case, faulty: bool) -> list[str]:
+    """Without its hints about speed, and without what it says of AdamW where that is the plain loop's own."""
     from torch_audit import autopatch
 
-    auditor = autopatch(model, optimizer=optimizer, every_n_steps=1, reporters=[])
+    left_out = ("TA2", "TA401", "TA402", "TA403") if case.about["shows"] == "model" else ("TA2",)
 
-    def end() -> list[str]:
-        found = [f for f in auditor.finish(report=False).findings if f.severity.name != "INFO"]
-        found = [f for f in found if not f.rule_id.startswith("TA2")]  # hints about speed
-        return list(dict.fromkeys(f"{f.rule_id} {f.module_path or ''}: {f.message}" for f in found))
+    def begin(model: Any, optimizer: Any) -> tuple[loops.Each, loops.End]:
+        auditor = autopatch(model, optimizer=optimizer, every_n_steps=1, reporters=[])
 
-    return lambda *_: None, end
+        def end() -> list[str]:
+            found = [f for f in auditor.finish(report=False).findings if f.severity.name != "INFO"]
+            found = [f for f in found if not f.rule_id.startswith(left_out)]
+            return list(dict.fromkeys(f"{f.rule_id} {f.module_path or ''}: {f.message}" for f in found))
+
+        return lambda *_: None, end
+
+    return loops.through(case.module(), faulty, begin)
 
 
 @in_loop("torchmortem", after=True)
