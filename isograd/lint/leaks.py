@@ -13,8 +13,10 @@ from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.intent import declares_both, declares_causal
+from isograd.lint.padding import MOVED, POSITIONS, UNKNOWN, fewer_of, paddings, reason
 from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import bare
+from isograd.trace.record import plain_operations, record
 
 LOPSIDED = 0.75  # of what is read of the past: more of the future is a view to both sides
 PLACED = 1e-3  # of the largest output: more than other sums in a batch do
@@ -199,36 +201,28 @@ def _last_only(checked: CheckedModel) -> Iterator[Finding]:
 
 @rule(Phase.DATA, "padding-leaks")
 def padding(checked: CheckedModel) -> Iterator[Finding]:
-    """Outputs at real positions that change with what stands where a mask, or lengths, say padding: those of the batch,
-    whatever they are called, else one that forward takes by a known name.
+    """Outputs at real positions that change with the amount of padding that the batch has; or with what stands where
+    a mask that forward takes by a known name says padding.
     """
     named = _named(checked)
-    tensors = {n: x for n, x in named.items() if isinstance(x, Tensor) and not _is_label(n)}
-    given = {n: places for n, x in tensors.items() if (places := _real_places(x, named)) is not None}
-    pairs = [(m, n) for m in given for n in tensors if n not in given and tensors[n].shape[:2] == given[m].shape]
+    asked, found = _with_less(checked, named)
     base = _run(checked, checked.inputs)
-    if base is None or (not given and base.ndim < 3 and _chooses_place(checked)):  # as the last that is no padding
-        pairs = []
-    elif not given:
-        pairs = [*_masked_inputs(checked)]
-    for mask_name, name in pairs:
-        turned = False
-        if given:
-            gap = _padding_gap(checked, named, name, given[mask_name])
-        else:
-            mask, ids = named.get(mask_name), named[name]
-            like = mask if isinstance(mask, Tensor) else torch.ones(ids.shape[:2], dtype=torch.bool)
-            real = not (like.dtype == torch.bool and "padding" in mask_name)
-            places = (torch.arange(ids.shape[1]) < ids.shape[1] - max(ids.shape[1] // 4, 1)).expand(ids.shape[:2])
-            gap, other = (
-                _padding_gap(checked, named | {mask_name: (places == way).to(like)}, name, places)
-                for way in (real, not real)
-            )
-            turned = other is not None and other <= CHANGED
-            if turned and mask_name != "attention_mask":
-                continue  # it says True where others say False
-        if gap is None or gap <= CHANGED:
-            continue
+    if found is not None:
+        yield found
+        return
+    pools = base is None or (base.ndim < 3 and _chooses_place(checked))  # as the last that is no padding
+    for mask_name, name in () if asked or pools else _masked_inputs(checked):
+        mask, ids = named.get(mask_name), named[name]
+        like = mask if isinstance(mask, Tensor) else torch.ones(ids.shape[:2], dtype=torch.bool)
+        real = not (like.dtype == torch.bool and "padding" in mask_name)
+        places = (torch.arange(ids.shape[1]) < ids.shape[1] - max(ids.shape[1] // 4, 1)).expand(ids.shape[:2])
+        gap, other = (
+            _padding_gap(checked, named | {mask_name: (places == way).to(like)}, name, places)
+            for way in (real, not real)
+        )
+        turned = other is not None and other <= CHANGED
+        if gap is None or gap <= CHANGED or (turned and mask_name != "attention_mask"):
+            continue  # it says True where others say False
         yield Finding(
             address=mask_name,
             measured=gap,
@@ -243,26 +237,47 @@ def padding(checked: CheckedModel) -> Iterator[Finding]:
     yield from _other_mask(checked)
 
 
+def _with_less(checked: CheckedModel, named: dict[str, Any]) -> tuple[bool, Finding | None]:
+    """Whether a padded row could be compared with itself with less padding; what that shows."""
+
+    def compared(filler: int) -> bool:
+        asks = (o for o in checked.trace.operations if bare(o) in ("eq", "ne", "gt") and filler in o.args[1:])
+        said = {getattr(m, "padding_idx", None) for m in checked.model.modules()} | {checked.setting("pad_token_id")}
+        return filler in said or any(o.reads[0] in checked.trace.inputs.values() for o in asks)
+
+    leaves = {n: x for n, x in named.items() if isinstance(x, Tensor)}
+    fewer = None if checked.large or "random-in-eval" in checked.reported else fewer_of(paddings(leaves, compared), 1)
+    if fewer is None:
+        return False, None
+    wide, cut = (_given(checked, {n: of(x) for n, x in named.items()}) for of in (fewer.wide, fewer.cut))
+    try:
+        with plain_operations():  # torch.nn's fused encoder layer reads a mask of floats otherwise than in training
+            a, b, again = _run(checked, wide), _run(checked, cut), checked.run(wide, seed=1)[0]
+    except Exception:  # a length that is fixed
+        return False, None
+    gap = None if a is None or b is None else fewer.gap(a, b)
+    if a is None or gap is None or again is None or not torch.equal(_turned(checked, again), a):
+        return False, None  # of another length, or drawn
+    if gap <= MOVED:
+        return True, None
+    why, remedy, module = reason(record(checked.few, wide), record(checked.few, cut), fewer)
+    full = checked.routed and why in (POSITIONS, UNKNOWN[0])  # experts that are full leave tokens out
+    if full or (
+        why == POSITIONS and not any("mask" in n for n in leaves)
+    ):  # a window of one length, counted from its end
+        return True, None
+    return True, Finding(
+        code="padding-leaks",
+        severity="warning" if why == POSITIONS else "error",
+        address=module,
+        measured=gap,
+        message=f"padding a row by {fewer.taken} moves its output at real positions by {gap:.2g} of the largest: {why}",
+        remedy=remedy,
+    )
+
+
 def _is_label(name: str) -> bool:
     return name == "y" or name.startswith(("label", "target", "answer", "truth"))
-
-
-def _real_places(x: Tensor, named: dict[str, Any]) -> Tensor | None:
-    """(sequences, positions), True before the padding: of a mask whose rows change once, at different places, or of
-    lengths; None of anything else.
-    """
-    if x.ndim == 1 and not x.is_floating_point() and x.dtype != torch.bool and len(x) > 1:
-        longest = {t.shape[1] for t in named.values() if isinstance(t, Tensor) and t.ndim >= 2 and len(t) == len(x)}
-        fits = len(longest) == 1 and int(x.max()) == max(longest) and int(x.min()) >= 1
-        return torch.arange(max(longest)) < x[:, None] if fits and len(x.unique()) > 1 else None
-    if x.ndim != 2 or len(x) < 2 or x.shape[1] < SHORTEST or len(x.unique()) != 2:
-        return None
-    first = x == x[:, :1]
-    changes = (first[:, 1:] != first[:, :-1]).sum(1)
-    same_start = bool((x[:, 0] == x[0, 0]).all())
-    lengths = first.sum(1)
-    once = bool((changes <= 1).all()) and bool(changes.any()) and same_start
-    return first if once and len(lengths.unique()) > 1 and int(lengths.max()) == x.shape[1] else None
 
 
 def _anything_else(x: Tensor) -> Tensor:

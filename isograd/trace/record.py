@@ -248,7 +248,7 @@ def recorded(model: nn.Module, inputs: Any, kept: frozenset[int] = frozenset()) 
     device = next((p.device for p in model.parameters()), "cpu")
     args, kwargs = arguments(fitted(model, inputs, device))
     recorder.enter({**{str(i): a for i, a in enumerate(args)}, **kwargs})
-    with torch.inference_mode(), _plain_operations(), _addresses(model, recorder), recorder:
+    with torch.inference_mode(), plain_operations(), _addresses(model, recorder), recorder:
         out = model(*args, **kwargs)
     recorder.leave(out)
     return recorder.trace
@@ -660,7 +660,7 @@ def in_double(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _plain_operations() -> Iterator[None]:
+def plain_operations() -> Iterator[None]:
     """torch.nn's fused encoder layer off: one opaque operation in which there is nothing to see."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

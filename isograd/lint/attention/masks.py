@@ -153,7 +153,7 @@ def _renormalized(attention: MeasuredAttention, made: int, read: int) -> bool:
     return any(bare(o) == "div" and len(dataflow.data(o)) == 2 for o in dataflow.between(made, read))
 
 
-@rule(Phase.HEADS, "mask-after-softmax", hides=(Phase.MASKS,))
+@rule(Phase.HEADS, "mask-after-softmax", hides=(Phase.MASKS, "padding-leaks"))
 def after(checked: CheckedModel) -> Iterator[Finding]:
     """Weights that a mask has set to 0 after the softmax: the rest of a row no longer sums to one."""
     found = [(a, least) for a in checked.attentions if (least := _cut(a)) is not None]
