@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import isograd
 from isograd.errors import InputsError
-from isograd.lint.step.loss import filler_of
+from isograd.lint.padding import filler_of
 from tests.preflight.test_restored import different, state
 
 
@@ -144,7 +144,7 @@ def test_a_class_at_the_end_of_rows_is_padding_where_the_inputs_end_there(silent
     for row, begin in enumerate((12, 8, 10, 12, 6, 9)):
         units[row, begin:] = 7
         frames[row, begin:] *= not silent
-    assert filler_of([frames, units]) == filler
+    assert filler_of(units, [frames, units]) == filler
 
 
 def test_what_else_a_run_has_is_put_back() -> None:

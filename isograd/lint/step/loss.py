@@ -1,11 +1,12 @@
 """The loss: of which targets, over which positions, weighted how, and whether it is what it seems to be."""
 
 import math
-from collections import Counter
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from isograd.lint.padding import MOVED, fewer_of, paddings
 from isograd.lint.step.recorder import CLASSES, NUMBERS, LossCall
 from isograd.lint.step.seen import Results, Seen, finding
 
@@ -16,7 +17,8 @@ SHIFTED = {
     3: "the third token ahead",
 }
 SHOWN = 0.5  # of the targets, from which on they are visible
-PADDED = 0.01  # of the targets
+PADDED = 0.01  # of the targets, or of a gradient
+LESS = 1e-5  # of a loss: more than another order of sums does
 OFTEN = 8  # ends of texts
 UNEQUAL = 3.0  # targets of one part over those of another
 EXACT = 0.03
@@ -28,7 +30,8 @@ def look(seen: Seen) -> Results:
     """All of the loss."""
     yield from _said(seen)
     yield from _predicts(seen)
-    yield from _padding(seen)
+    scored = [*_padding(seen)]
+    yield from scored or _with_less(seen)
     yield from _ends(seen)
     yield from _form(seen)
     yield from _weights(seen)
@@ -146,24 +149,21 @@ def _places(offset: int) -> str:
 
 def _padding(seen: Seen) -> Results:
     """Targets where there is padding."""
-    worst, share = None, 0.0
+    share = 0.0
     for batch in seen.batches[:4]:
-        if not _may_be_padded(seen, batch):
+        if not (pads := paddings(seen.leaves(batch))):
             continue
         try:
             mode = seen.formed(batch, counted=True)
         except Exception:
             return
-        calls = [call for call in mode.losses if call.name in CLASSES]
-        call = max(calls, key=lambda c: c.given.numel(), default=None)
-        if call is None:
-            return
-        _, target, counts = call.rows
-        for padded in _padded(seen, batch, len(target), target):
-            part = float((padded & counts).sum() / counts.sum().clamp(min=1))
-            if part > share:
-                worst, share = call, part
-    if worst is not None and share > PADDED:
+        call = max((c for c in mode.losses if c.name in CLASSES), key=lambda c: c.given.numel(), default=None)
+        counts = torch.zeros(0) if call is None else call.rows[2]
+        for time, pad in pads.items():
+            if (before := time - len(counts) // len(pad.kept)) in (0, 1):
+                padded = ~pad.kept[:, before:].flatten().to(counts.device)
+                share = max(share, float((padded & counts).sum() / counts.sum().clamp(min=1)))
+    if share > PADDED:
         yield finding(
             "padding-scored",
             "error",
@@ -171,64 +171,43 @@ def _padding(seen: Seen) -> Results:
             "give these positions the label -100, or pass ignore_index to the loss",
             share,
         )
+    else:
+        yield from _with_less(seen)
 
 
-def _may_be_padded(seen: Seen, batch: object) -> bool:
-    leaves = seen.leaves(batch)
-    return filler_of([*leaves.values()]) is not None or any(
-        "mask" in n and not bool(x.all()) for n, x in leaves.items()
-    )
-
-
-def _padded(seen: Seen, batch: object, count: int, target: Tensor) -> list[Tensor]:
-    """Which targets are padding: by a mask of the batch, or by one id that fills the ends of rows."""
-    found = []
-    leaves = seen.leaves(batch)
-    for name, mask in leaves.items():
-        if "mask" in name and "loss" not in name and mask.ndim == 2 and count % len(mask) == 0:
-            real = mask == 0 if "key_padding" in name else mask != 0
-            if 0 < int(real.sum()) < real.numel() and bool(
-                (real[:, 1:] <= real[:, :-1]).all() or (real[:, 1:] >= real[:, :-1]).all()
-            ):
-                length = count // len(mask)
-                if length in (mask.shape[1], mask.shape[1] - 1):
-                    found.append(~real[:, mask.shape[1] - length :].reshape(-1))
-    filler = filler_of(list(leaves.values()))
-    if filler is not None:
-        for ids in leaves.values():
-            if not ids.is_floating_point() and ids.ndim == 2 and count % len(ids) == 0 and ids.dtype != torch.bool:
-                length = count // len(ids)
-                if length in (ids.shape[1], ids.shape[1] - 1):
-                    filled = target.view(len(ids), length) == filler
-                    tail = filled.flip(1).cumprod(1).flip(1).bool()
-                    if not _ends_apart(ids, filler):  # the first one may be the end of the text
-                        tail[:, 1:] &= filled[:, :-1]
-                        tail[:, 0] &= filled.all(1)
-                    found.append(tail.reshape(-1))
-                    break
-    return found
-
-
-def filler_of(leaves: list[Tensor]) -> int | None:
-    """The id that fills the ends of rows, of different lengths, in a matrix of ids."""
-    for ids in leaves:
-        if ids.is_floating_point() or ids.ndim != 2 or ids.shape[1] < 4 or len(ids) < 2 or ids.dtype == torch.bool:
-            continue
-        last = Counter(ids[:, -1].tolist()).most_common(1)[0]
-        tails = [int((row == last[0]).flip(0).cumprod(0).sum()) for row in ids]
-        long = [t for t in tails if t > 1]
-        if len(long) >= max(2, len(ids) / 4) and len(set(tails)) > 1 and max(tails) < ids.shape[1] and last[0] >= 0:
-            inside = sum(int((row[: len(row) - t] == last[0]).sum()) for row, t in zip(ids, tails, strict=True))
-            ends = torch.arange(ids.shape[1], device=ids.device) >= ids.shape[1] - torch.tensor(tails).to(ids)[:, None]
-            if inside <= 0.1 * sum(tails) and _filled_beside(ids, ends, leaves):
-                return int(last[0])
-    return None
-
-
-def _filled_beside(ids: Tensor, ends: Tensor, leaves: list[Tensor]) -> bool:
-    """Whether what else the batch has of each position is one value there, too: else rows end in a class by chance."""
-    beside = [x for x in leaves if x is not ids and x.shape[:2] == ids.shape and bool((x != x[:1]).any())]
-    return not beside or any(bool((x[ends] == x[ends][0]).all()) for x in beside)
+def _with_less(seen: Seen) -> Results:
+    """A loss that moves with the amount of padding, and by padded positions, where the model's outputs do not."""
+    every = ((batch, fewer_of(paddings(seen.leaves(batch)), 2, left=1)) for batch in seen.batches[:4])
+    batch, fewer = next(((batch, fewer) for batch, fewer in every if fewer is not None), (None, None))
+    if fewer is None:
+        return
+    try:
+        few, cut = (tree_map(of, batch) for of in (fewer.wide, fewer.cut))
+        (a, made, slopes), (b, other, _), (again, *_) = (*map(seen.answered, (few, cut)), seen.answered(few, seed=1))
+    except Exception:  # a length, or a number of rows, that is fixed
+        return
+    gaps = [fewer.gap(x, y) for x, y in zip(made, other, strict=False)]
+    if any(g is None or g > MOVED for g in gaps) or not abs(a - b) > max(LESS * abs(b), 100 * abs(a - again)):
+        return
+    of_pads = [
+        (s.reshape(*s.shape[:2], -1).square().sum(-1), ~pad.kept[fewer.rows, : s.shape[1]].to(s.device))
+        for s in slopes
+        for time, pad in fewer.pads.items()
+        if s.ndim > 1 and len(s) == len(fewer.rows) and time - s.shape[1] in (0, 1)
+    ]
+    share = float(sum(s[hidden].sum() for s, hidden in of_pads) / max(sum(s.sum() for s, _ in of_pads), 1e-30))
+    if share > PADDED:
+        last = all(s.count_nonzero() == s[:, -1].count_nonzero() for s, _ in of_pads)
+        where = "it is read at the last position, which is padding" if last else "it counts padded positions"
+        yield finding(
+            "padding-scored",
+            "warning",
+            f"padding two rows by {fewer.taken} leaves the outputs at real positions, and the loss goes from {b:.3g} to"
+            f" {a:.3g}: {where} ({share:.0%} of its squared gradient by the outputs)",
+            "leave padding out, (loss * real).sum() / real.sum() with real = ids != pad; read one value of a row at its"
+            " last real token, real.sum(1) - 1",
+            share,
+        )
 
 
 def _ends(seen: Seen) -> Results:
@@ -258,12 +237,6 @@ def _ends(seen: Seen) -> Results:
             "pad with another id than the end's, or hide padding by attention_mask instead of by its id",
             float(times),
         )
-
-
-def _ends_apart(ids: Tensor, filler: int) -> bool:
-    """Whether texts end in an id of their own before they are filled up."""
-    ends = {int(row[row != filler][-1]) for row in ids if bool((row == filler).any()) and bool((row != filler).any())}
-    return len(ends) == 1 and len(ids) > 3
 
 
 def _form(seen: Seen) -> Results:
