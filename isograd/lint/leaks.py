@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from isograd.errors import many
 from isograd.lint.attention.masks import SHORTEST, in_chunks, is_prefix, seen_by
 from isograd.lint.attention.measured import MeasuredAttention
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.intent import declares_both, declares_causal
+from isograd.lint.norms import STATISTICS
 from isograd.lint.padding import MOVED, POSITIONS, UNKNOWN, fewer_of, paddings, reason
 from isograd.lint.rules import Phase, rule
-from isograd.trace.dataflow import bare
-from isograd.trace.record import plain_operations, record
+from isograd.trace.dataflow import NORMS, bare
+from isograd.trace.inputs import run
+from isograd.trace.record import Operation, answer, fitted, plain_operations, record, stand_in
 
 LOPSIDED = 0.75  # of what is read of the past: more of the future is a view to both sides
 PLACED = 1e-3  # of the largest output: more than other sums in a batch do
@@ -26,6 +30,9 @@ CHANGED = 1e-5  # of the largest output: more than another order of rounding doe
 @rule(Phase.DATA, "batch-leaks", hides=(Phase.MASKS, Phase.POSITIONS, Phase.DATA, "gradient-zero", "gradient-cut"))
 def batch(checked: CheckedModel) -> Iterator[Finding]:
     """Outputs of one sequence that depend on another of the batch."""
+    if (stale := _stale(checked)) is not None:
+        yield stale
+        return
     named, base = _named(checked), _run(checked, checked.inputs)
     tensors = {n: v for n, v in named.items() if isinstance(v, Tensor) and v.ndim}
     place = _sequence(checked) or next(iter(tensors), None)
@@ -66,13 +73,75 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
             remedy="index positions by the axis of time: pe[: x.size(1)] of (batch, time, d)",
         )
     elif gap > CHANGED:
-        yield Finding(
-            address=_first_across(checked, count) or most,
-            measured=gap,
-            message=f"the outputs of one sequence change by {gap:.2g} of the largest with another one of the batch",
-            remedy="attend along the axis of positions: batch_first=True in nn.MultiheadAttention and its layers, or"
-            " x.transpose(0, 1) before and after",
+        cause, remedy = (
+            "",
+            "attend along positions: batch_first=True in torch.nn's layers, or x.transpose(0, 1) around them",
         )
+        if (norm := _over_batch(checked, count)) is not None:
+            shape = tuple(checked.trace[norm.reads[0]].shape)
+            cause = f": {bare(norm)} takes its statistics of {shape} over axis 0, the sequences"
+            remedy = "normalize each sequence by itself, as F.layer_norm(x, x.shape[1:]) or x.mean(-1, keepdim=True) do"
+        yield Finding(
+            address=_first_across(checked, count) or most if norm is None else norm.module,
+            measured=gap,
+            message=f"outputs of one sequence change by {gap:.2g} of the largest with another one of the batch{cause}",
+            remedy=remedy,
+            at=None if norm is None else norm.makes[0],
+        )
+
+
+def _over_batch(checked: CheckedModel, count: int) -> Operation | None:
+    """The first norm, mean or variance that takes sequences together, and by which outputs of others change."""
+    trace = checked.trace
+    outputs = [v for v in trace.outputs.values() if trace[v].is_floating_point() and trace[v].shape[:1] == (count,)]
+    for operation in (o for o in trace.operations if bare(o) in STATISTICS | NORMS and checked.dataflow.data(o)):
+        read, made = operation.reads[0], operation.makes[0]
+        one_each = trace[made].shape[:1] == (count,) and trace[made].shape != trace[read].shape
+        if trace[read].ndim < 2 or trace[read].shape[0] != count or one_each:
+            continue
+        other = trace[read].clone()
+        other[0] = 2 * other[0] + 1
+        result = trace.replay({read: other}, [made])[0].clone()
+        if result.shape == other.shape:
+            result[0] = trace[made][0]  # what others become, and not the sequence itself
+        moved = zip(trace.replay({made: result}, outputs), (trace[v] for v in outputs), strict=True)
+        if any((a - b)[1:].abs().max() > CHANGED * b.abs().max() for a, b in moved):
+            return operation
+    return None
+
+
+def _stale(checked: CheckedModel) -> Finding | None:
+    """Where outputs, in eval mode, change with the inputs of the call before, and not where these were the same: what
+    that call had computed is used again. A state that goes on changes with every call, and is none.
+    """
+    if checked.large or checked.trace.itself or "random-in-eval" in checked.reported:
+        return None
+    named = _named(checked)
+    tensors = {n: v for n, v in named.items() if isinstance(v, Tensor) and v.ndim}
+    count = next((len(v) for v in tensors.values()), 0)
+    rolled = named | {n: v.roll(1, 0) for n, v in tensors.items() if len(v) == count}  # the same, in another order
+    fresh, used = stand_in(checked.model), stand_in(checked.model)
+    calls = ((fresh, checked.inputs), (fresh, checked.inputs), (used, _given(checked, rolled)), (used, checked.inputs))
+    base, same, _, after = (answer(run(twin, fitted(twin, one))) for twin, one in calls)
+    if base is None or same is None or after is None or not base.shape == same.shape == after.shape:
+        return None
+    gap, still = ((y - base).abs().max() / base.abs().max() for y in (after, same))
+    if not gap > CHANGED or not still <= CHANGED:
+        return None
+    kept = _kept(used) - _kept(checked.model)
+    return Finding(
+        address=min(kept, default=""),
+        measured=gap.item(),
+        message=f"the outputs change by {gap:.2g} of the largest where the call before had another batch, and not where"
+        f" it had the same: what it computed is used again (kept in {many(len(kept), 'place')})",
+        remedy="compute it for each input, or compare the inputs themselves before it is used, not a shape or a flag",
+    )
+
+
+def _kept(model: nn.Module) -> set[str]:
+    """Where modules hold tensors, alone or in containers, beside parameters and buffers."""
+    held = ((f"{at}.{n}".lstrip("."), tree_leaves(p)) for at, m in model.named_modules() for n, p in vars(m).items())
+    return {at for at, parts in held if "._" not in f".{at}" and any(isinstance(part, Tensor) for part in parts)}
 
 
 def _first_changed(checked: CheckedModel, x: Tensor, sole: bool) -> Tensor:

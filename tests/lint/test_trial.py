@@ -203,6 +203,39 @@ def test_which_token_a_loss_rewards(shift: int, said: str | None) -> None:
     assert said is None or said in found[0].message
 
 
+class Captioned(nn.Module):
+    """A picture of five vectors before the ids; the loss cuts it off, or is given labels of -100 for it."""
+
+    def __init__(self, shift: int, padded: bool) -> None:
+        super().__init__()
+        self.decoder, self.seen, self.shift, self.padded = pre(2), nn.Linear(6, WIDTH), shift, padded
+
+    def forward(self, pixels: Tensor, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x = torch.cat([self.seen(pixels), self.decoder.tokens(input_ids)], 1)
+        x = x + self.decoder.positions.weight[: x.shape[1]]
+        for layer in self.decoder.layers:
+            x = layer(x)
+        logits = self.decoder.head(self.decoder.final_norm(x))
+        if self.padded:
+            labels, scored = F.pad(labels, (5, 0), value=-100), logits
+        else:
+            scored = logits[:, 5:]
+        end = scored.shape[1] - self.shift
+        loss = F.cross_entropy(scored[:, :end].flatten(0, 1), labels[:, self.shift :].flatten())
+        return {"loss": loss, "logits": logits}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("shift", "said"), [(1, None), (0, "its own token"), (2, "shifted twice")])
+def test_positions_of_a_picture_before_the_ids_are_no_tokens(shift: int, said: str | None, padded: bool) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(4, VOCABULARY, (3, 12))
+    batch = {"pixels": torch.randn(3, 5, 6), "input_ids": ids, "labels": ids}
+    found = [one for one in isograd.check(Captioned(shift, padded), batch, prove=False) if one.code == "loss-shifted"]
+    assert [one.severity for one in found] == ([] if said is None else ["error"])
+    assert said is None or said in found[0].message
+
+
 def test_a_loss_of_ones_own_is_read_as_well() -> None:
     torch.manual_seed(0)
     ids = torch.randint(4, VOCABULARY, (3, 12))

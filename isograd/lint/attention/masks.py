@@ -299,7 +299,17 @@ def _of_stack(checked: CheckedModel, own: list[Seen]) -> Iterator[Finding]:
     author = declares_causal(checked, own[0].attention.sublayer.stack)
     says = f"{len(causal)} of {len(own)} attentions of the stack are causal" if causal else author
     if both and says and (2 * len(causal) >= len(own) or author):
-        yield _finding("future-leaks", both, own, f"{_how(both[0])}, but {says}", UNMASK)
+        swapped = [s for s in both if _is_swapped(s.attention)]
+        message, remedy = (SWAPPED, "pass query=x, key=memory, value=memory") if swapped else ("", UNMASK)
+        yield _finding(
+            "future-leaks", swapped or both, own, f"{_how((swapped or both)[0])}, but {says}{message}", remedy
+        )
+
+
+def _is_swapped(attention: MeasuredAttention) -> bool:
+    """Whether keys and values are computed of what a sublayer reads, and the queries of other activations alone."""
+    below = attention.trace.below([attention.sublayer.read])
+    return attention.query in attention.dataflow.live - below and {attention.key, attention.value} <= below
 
 
 def _how(seen: Seen) -> str:
@@ -308,6 +318,7 @@ def _how(seen: Seen) -> str:
     return f"{some} to later positions ({seen.ahead:.0%} of them)"
 
 
+SWAPPED = "; keys and values are computed from this stream, and queries from another: query and memory are swapped"
 UNMASK = (
     "hide the keys after the query: is_causal=True in F.scaled_dot_product_attention, or"
     ' scores.masked_fill(torch.ones(T, T).triu(1).bool(), float("-inf")) before the softmax'

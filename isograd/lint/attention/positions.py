@@ -14,11 +14,14 @@ from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.intent import declares_causal
 from isograd.lint.rules import Phase, rule
-from isograd.trace.dataflow import LAYOUT, SCALING, bare, different
-from isograd.trace.record import Operation
+from isograd.trace.attention import MASKED
+from isograd.trace.dataflow import LAYOUT, SCALING, SUMS, bare, different
+from isograd.trace.record import Operation, anything
 
 FEWEST = 8  # rows and columns of a picture
 BLIND = 1e-3  # of what the attention adds: less is another order of sums
+TURNED = 0.02  # of a cosine, or of a weight: more than its own rounding to 16 bits does
+GROWN = 0.7  # of a logit, twice the weight
 CHANGED = 1e-4  # relative: a difference that rounding does not make
 SPEAKS = re.compile(
     r"(^|[._])(w?pe|pos(?!t|_weight)\w*|rope\w*|rotary\w*|freqs\w*|freq_(cis|cos|sin)|inv_freq|cos\w*|sin\w*|alibi\w*)([._]|$)",
@@ -51,7 +54,9 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         measured=float(len(attentions)),
         message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"
         " equal tokens have equal vectors" + (f"; {unused[1]}" if unused else ""),
-        remedy="x = tokens(ids) + positions(torch.arange(T)), or rotate queries and keys by their position",
+        remedy="fill it again after to_empty() and load_state_dict, or store it: register_buffer(persistent=True)"
+        if unused and "zeros" in unused[1]
+        else "x = tokens(ids) + positions(torch.arange(T)), or rotate queries and keys by their position",
         at=checked.token_stacks[0].first if checked.token_stacks else None,
     )
 
@@ -94,6 +99,11 @@ def _unused(checked: CheckedModel) -> tuple[str, str] | None:
     for name in named:
         if name in checked.parameters and name not in reached and not name.startswith(idle):
             return name, f"{name} is not applied"
+    read = {checked.trace.buffers[v] for v in checked.reaching if v in checked.trace.buffers}
+    for name, table in checked.model.named_buffers():
+        about = name in read and table.is_floating_point() and (name in named or table.ndim > 1)
+        if about and table.numel() > 1 and not anything(table):
+            return name, f"{name} is all zeros, as a buffer that was built on the meta device and never filled"
     if (one := _looked_up_once(checked) or _one_row(checked, named)) is not None:
         return one, f"every position gets the same row of {one}"
     acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
@@ -205,14 +215,81 @@ def rotary(checked: CheckedModel) -> Iterator[Finding]:
         if found:
             yield _finding(found, what, remedy)
             return
-    asked = checked.takes_ids and _one_by_one(checked)
-    odd = [(a, why) for a in both if (why := _not_relative(a)) is not None] if asked else []
+    ordered = checked.takes_ids and _one_by_one(checked)  # else distances may be those of a grid
+    sound = "rotary-wrong" not in checked.reported  # angles that are rounded are not relative
+    asked = [a for a in both if sound and (ordered or _meets_a_table(a))]
+    odd = [(a, why) for a in asked if (why := _not_relative(a, ordered)) is not None]
     if odd:
         remedy = "rotate q and k by one function, of pairs that are laid out alike"
         yield _finding([a for a, _ in odd], odd[0][1], remedy)
     if both and still and len(still) * 2 < len(sides) and not _regular(checked, [a for a, _ in sides], still):
         where = f"{len(both)} of {len(sides)} attentions rotate queries and keys by position, and this one does not"
         yield _finding(still, where, "rotate q and k in every layer")
+
+
+@rule(Phase.POSITIONS, "rotary-wrong", "position-bias-wrong", hides=("positions-missing",))
+def rounded(checked: CheckedModel) -> Iterator[Finding]:
+    """Angles and biases of positions that 16 bits do not hold, by what they are in float64."""
+    trace = checked.trace
+    turned = [o for o in trace.operations if bare(o) in ("cos", "sin") and not checked.reaching.isdisjoint(o.makes)]
+    found = [("rotary-wrong", f"the angles of {bare(o)}", o.module, o.makes[0]) for o in turned]
+    found += [("position-bias-wrong", "the biases", a.address, v) for a in checked.attentions for v in _added(a)]
+    given = trace.names.keys() | {v for at, v in trace.inputs.items() if "pos" not in at}
+    for code, what, address, value in found:
+        above = trace.above([value])
+        half = [trace[v].dtype for v in above if trace[v].dtype in (torch.float16, torch.bfloat16)]
+        if not half or not above.isdisjoint(checked.dataflow.live | given):
+            continue
+        starts = {v: trace[v] for v in above if (made := trace.made_by(v)) is None or not made.reads}
+        pair = trace[value].double(), trace.replay(starts, [value], double=True)[0]
+        last = [x[..., -1, :].softmax(-1) if "bias" in code else x.mT if x.ndim > 1 else x for x in pair]  # positions
+        rows, exact = (x.reshape(-1, x.shape[-1]) for x in last)
+        gap = (exact - rows).abs().max().item()
+        if gap > TURNED:
+            alike = ((rows.diff() == 0) & (exact.diff() != 0)).all(0).nonzero()
+            same = f", and positions {int(alike[0])} and {int(alike[0]) + 1} get the same" if len(alike) else ""
+            yield Finding(
+                code=code,
+                address=address,
+                measured=gap,
+                message=f"{what} are computed in {str(half[0]).removeprefix('torch.')}, which rounds far positions:"
+                f" in float64 {'their weights' if 'bias' in code else 'it'} would differ by up to {gap:.2g}{same}",
+                remedy="compute them in float32, within torch.autocast(device, enabled=False), and cast the result",
+                at=value,
+            )
+            return
+
+
+@rule(Phase.POSITIONS, "position-bias-wrong", hides=("positions-missing",))
+def distant(checked: CheckedModel) -> Iterator[Finding]:
+    """Biases by position that favour what is far away, in every head."""
+    for attention, value in ((a, v) for a in checked.attentions for v in _added(a)):
+        rows = checked.trace[value][..., -1, :].reshape(-1, checked.trace[value].shape[-1]).double()
+        rows = rows[((rows > MASKED) & rows.isfinite()).all(-1)]  # of the last query, which sees all
+        grown = rows[:, 0] - rows[:, -1]
+        if len(rows) and (rows.diff() <= 0).all() and grown.min() > 0 and grown.max() > GROWN:
+            weights = rows[grown.argmax()].softmax(-1)
+            yield Finding(
+                address=attention.address,
+                measured=grown.max().item(),
+                message=f"with equal queries and keys, the last of {len(weights)} positions gives itself a weight of"
+                f" {weights[-1]:.2g} and the first {weights[0]:.2g}: the bias grows with the distance, in every head",
+                remedy="turn its sign: slope * (key - query) is 0 at the query and lower the further back a key is",
+                at=value,
+            )
+            return
+
+
+def _added(attention: MeasuredAttention) -> list[int]:
+    """What is added to the scores of positions among themselves and is no activation; the mask of a fused attention."""
+    trace, dataflow = attention.trace, attention.dataflow
+    if attention.sublayer.kind != "attn" or (attention.scores is None and not attention.fused):
+        return []
+    steps = [] if attention.scores is None else dataflow.between(attention.scores, attention.operation.reads[0])
+    found = [*attention.operation.reads[3:4], *(v for o in steps if bare(o) in SUMS for v in o.reads)]
+    keys = trace[attention.key].shape[attention.places(attention.key) or -2]
+    floats = (v for v in found if trace[v].is_floating_point() and v not in dataflow.live)
+    return [v for v in floats if trace[v].ndim > 1 and trace[v].shape[-1] == keys >= SHORTEST]
 
 
 def _one_by_one(checked: CheckedModel) -> bool:
@@ -303,8 +380,10 @@ def _is_mixed(attention: MeasuredAttention, made: int, value: int) -> bool:
     return any(v not in below for o in dataflow.between(made, value) for v in dataflow.data(o))
 
 
-def _not_relative(attention: MeasuredAttention) -> str | None:
-    """Why q.k of equal vectors depends on more than the distance of their positions; None where it does not."""
+def _not_relative(attention: MeasuredAttention, ordered: bool) -> str | None:
+    """Why q.k of equal vectors depends on more than the distance of their positions; None where it does not.
+    Of positions that are not `ordered`, one by one, the size of the vectors alone is compared.
+    """
     pairs = []
     for value in (attention.query, attention.key):
         sides = [_of_equal(attention, value, seed) for seed in (0, 1)]
@@ -314,7 +393,11 @@ def _not_relative(attention: MeasuredAttention) -> str | None:
         pairs.append([x.reshape(-1, *x.shape[-2:]) for x in moved])
     sizes = [[rows.norm(dim=-1) / rows[:, :1].norm(dim=-1) for rows in pair] for pair in pairs]
     if any((a - b).abs().max() > 1e-2 for a, b in sizes):
-        return "the rotation changes the size of a vector by its contents: a sign or a pair is wrong"
+        most = max((a / b).max().item() for a, b in (*sizes, *(pair[::-1] for pair in sizes)))
+        cause = "a sign is wrong, or angles are laid out for halves and neighbours are rotated, or the reverse"
+        return f"the rotation changes the size of a vector by its contents, by a factor of up to {most:.2f}: {cause}"
+    if not ordered:
+        return None
     query, key = ((pair[0] / size[0][..., None])[0] for pair, size in zip(pairs, sizes, strict=True))
     scores = query @ key.T
     gap = (scores[1:, 1:] - scores[:-1, :-1]).abs().max() / scores.abs().max()

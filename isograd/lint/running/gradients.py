@@ -7,6 +7,7 @@ first update. So all that have a gradient are moved a little, and the pass is re
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from isograd.trace.record import answer, anything, arguments, fitted, undisturbe
 ROUNDS = 3
 DEAR = 5_000_000  # logits of a pass
 STEP = 1e-2
+STILL = 1e-5  # of the median gradient: what rounding leaves of none
 CHANGED = 1e-5  # relative: more than rounding does
 WRONG = 0.2  # relative: a directional derivative that is not the one that autograd gives
 ROUNDED = ("round", "sign", "floor", "ceil", "argmax", "topk", "argmin", "bucketize")  # with gradients of their own
@@ -59,6 +61,10 @@ def cut(checked: CheckedModel) -> Iterator[Finding]:
         yield replace(_finding(checked, "gradient-zero", zero, why), severity="warning", remedy=remedy)
     elif zero:
         yield _finding(checked, "gradient-zero", zero, "its gradient is exactly 0, and stays 0 after an update")
+    elif not none and not choosing and (names := _aside(checked)):
+        why = "only other outputs give it a gradient, though its choice of experts changes the first one"
+        remedy = "multiply what an expert makes by its probability, which over its own sum is always 1 for one expert"
+        yield replace(_finding(checked, "gradient-zero", names, why), severity="warning", remedy=remedy)
     if not none and not zero and not choosing and (wrong := _wrong_derivative(checked)) is not None:
         yield Finding(
             code="gradient-cut",
@@ -215,6 +221,22 @@ def _in_training(
     return waiting
 
 
+def _aside(checked: CheckedModel) -> list[str]:
+    """Matrices that move the first output of a model that routes far, and get no gradient from it: others give one."""
+    mine = {n: p for n, p in checked.few.named_parameters() if p.ndim == 2 and p.requires_grad}
+    if not checked.routed or checked.large or not mine:
+        return []
+    sizes = {n: float(g or 0) for n, g in _gradients(checked.few, checked, mine, Tensor.norm, alone=True).items()}
+    before, found = checked.run(checked.inputs)[0], []
+    for name in (n for n, size in sizes.items() if size < STILL * median(sizes.values())):
+        kept = mine[name].data
+        mine[name].data = kept.std() * torch.randn(kept.shape, generator=torch.Generator().manual_seed(0))
+        after = checked.run(checked.inputs)[0]
+        mine[name].data = kept
+        found += [name] if before is not None and after is not None and different(after, before) > STEP else []
+    return found
+
+
 def _only_chooses(checked: CheckedModel, name: str) -> bool:
     """Whether all that was computed of a parameter with numbers ends before the output: ids and masks go on alone."""
     trace = checked.trace
@@ -237,6 +259,7 @@ def _gradients(
     take: Callable[[Tensor], Any] = Tensor.clone,
     *,
     training: bool = False,
+    alone: bool = False,
 ) -> dict[str, Any]:
     """What is taken of each gradient of the loss, by name; None where there is none. No two gradients are there at
     once.
@@ -252,7 +275,7 @@ def _gradients(
     hooks = [p.register_post_accumulate_grad_hook(note) for p in every if p.requires_grad]
     try:
         model.train(training)
-        loss = _loss(model, checked)
+        loss = _loss(model, checked, alone)
         model.eval()
         for p in every:
             p.grad = None
@@ -270,8 +293,8 @@ def _gradients(
     return {name: taken.get(p) for name, p in parameters.items()}
 
 
-def _loss(model: nn.Module, checked: CheckedModel) -> Tensor | None:
-    """Cross-entropy against classes drawn evenly, and every other output times numbers drawn once."""
+def _loss(model: nn.Module, checked: CheckedModel, alone: bool = False) -> Tensor | None:
+    """Cross-entropy against classes drawn evenly, and every other output, if any, times numbers drawn once."""
     args, kwargs = arguments(fitted(model, checked.inputs))
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -279,7 +302,7 @@ def _loss(model: nn.Module, checked: CheckedModel) -> Tensor | None:
     main = answer(output)
     draw = torch.Generator().manual_seed(1)
     terms: list[Tensor] = []
-    parts = [output.to_tuple() if hasattr(output, "to_tuple") else output]
+    parts = main if alone else [output.to_tuple() if hasattr(output, "to_tuple") else output]
     for part in tree_leaves(parts):
         if not isinstance(part, Tensor) or not part.is_floating_point() or not part.numel():
             continue

@@ -149,8 +149,10 @@ def _scored(checked: CheckedModel) -> Iterator[tuple[str, int, int, tuple[int, f
         for name, given in _inputs(checked).items():
             if given not in read:  # labels, which only the loss reads
                 continue
-            found = _shift(trace[given], trace[made].detach(), slope)
-            read_to = _reads(checked, given, made, slope) if found is not None else None
+            more = trace[made].shape[1] - trace[given].shape[-1 if trace[given].ndim < 2 else 1]
+            lead = more if more > 1 else 0  # positions of a prefix, as of a picture, before those of the ids
+            found = _shift(trace[given], trace[made].detach()[:, lead:], slope[:, lead:])
+            read_to = _reads(checked, given, made, slope[:, lead:], lead) if found is not None else None
             if found is not None and read_to is not None:
                 yield name, given, made, found, read_to
 
@@ -197,14 +199,15 @@ def _shift(given: Tensor, made: Tensor, slope: Tensor) -> tuple[int, float, int]
     return best
 
 
-def _reads(checked: CheckedModel, given: int, made: int, slope: Tensor) -> tuple[int, bool] | None:
+def _reads(checked: CheckedModel, given: int, made: int, slope: Tensor, lead: int) -> tuple[int, bool] | None:
     """How far after its own position a prediction reads the input, as far as the next; and whether it reads what stands
-    later than that. The first one that the loss scores is looked at: what stands before it may be a prefix.
+    later than that. The first one that the loss scores is looked at: what stands before it may be a prefix,
+    and `lead` predictions before those of the input's own positions are left out.
     """
     trace = checked.trace
     x = trace[given]
     size = trace[made].abs().max() * STILL
-    places = (slope.abs().amax(-1) > 0)[:, 1 : min(x.shape[1], trace[made].shape[1]) - 2].nonzero()
+    places = (slope.abs().amax(-1) > 0)[:, 1 : min(x.shape[1], slope.shape[1]) - 2].nonzero()
     if not len(places):
         return None
     row, at = int(places[0, 0]), int(places[0, 1]) + 1
@@ -215,7 +218,7 @@ def _reads(checked: CheckedModel, given: int, made: int, slope: Tensor) -> tuple
         fresh = part.roll(1, 0) if not x.is_floating_point() else part + torch.ones_like(part)
         other[:, first:last] = torch.where(fresh == part, x.flatten()[0], fresh)
         gap = (trace.replay({given: other}, [made])[0] - trace[made]).abs().amax(2)
-        return bool(gap[row, at] > size)
+        return bool(gap[row, lead + at] > size)
 
     latest = next((by for by in (1, 0, -1) if moves(at + by, at + by + 1)), None)
     return None if latest is None else (latest, moves(at + 2, x.shape[1]))
