@@ -905,7 +905,7 @@ class Frequent(Turning):
         super().__init__()
         self.register_buffer("inv_freq", FREQUENCIES * filled)
 
-    def angles(self, time: int) -> Tensor:  # type: ignore[override]
+    def angles(self, time: int) -> Tensor:
         return torch.outer(torch.arange(time).float(), self.get_buffer("inv_freq"))
 
 

@@ -381,8 +381,8 @@ def _is_mixed(attention: MeasuredAttention, made: int, value: int) -> bool:
 
 
 def _not_relative(attention: MeasuredAttention, ordered: bool) -> str | None:
-    """Why q.k of equal vectors depends on more than the distance of their positions; None where it does not.
-    Of positions that are not `ordered`, one by one, the size of the vectors alone is compared.
+    """Why q.k of equal vectors depends on more than the distance of positions, where these are `ordered`, or on more than
+    a rotation; None where it does not.
     """
     pairs = []
     for value in (attention.query, attention.key):

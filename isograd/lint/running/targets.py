@@ -201,8 +201,7 @@ def _shift(given: Tensor, made: Tensor, slope: Tensor) -> tuple[int, float, int]
 
 def _reads(checked: CheckedModel, given: int, made: int, slope: Tensor, lead: int) -> tuple[int, bool] | None:
     """How far after its own position a prediction reads the input, as far as the next; and whether it reads what stands
-    later than that. The first one that the loss scores is looked at: what stands before it may be a prefix,
-    and `lead` predictions before those of the input's own positions are left out.
+    later than that. The first one that the loss scores after `lead` is looked at: what stands before may be a prefix.
     """
     trace = checked.trace
     x = trace[given]
