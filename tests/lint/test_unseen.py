@@ -848,6 +848,7 @@ class Biased(Attention):
     def __init__(self, bias: Callable[[int], Tensor], fused: bool, causal: bool) -> None:
         super().__init__()
         self.bias, self.fused, self.causal = bias, fused, causal
+        self.taken = False
         self.table = nn.Parameter(torch.randn(HEADS, 64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -857,7 +858,8 @@ class Biased(Attention):
         bias = self.table[:, back(time).abs().long()] if self.bias is learned else self.bias(time)
         if self.fused:
             return self.out(join(F.scaled_dot_product_attention(q, k, v, bias.masked_fill(hidden, float("-inf")))))
-        scores = q @ k.mT / k.shape[-1] ** 0.5 + bias
+        scores = q @ k.mT / k.shape[-1] ** 0.5
+        scores = scores - -bias if self.taken else scores + bias
         return self.out(join(scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v))
 
 
@@ -874,6 +876,8 @@ BIASES: dict[str, tuple[Callable[[int], Tensor], int, str | None]] = {
     "wrong-sign-both-ways": (lambda time: SLOPES * back(time).abs(), 16, "grows with the distance"),
     "wrong-sign-log": (lambda time: SLOPES * back(time).abs().log1p() * 4, 16, "grows with the distance"),
     "absolute-bfloat16": (absolute, 300, "positions 256 and 257 get the same"),
+    "wrong-sign-taken-off": (lambda time: SLOPES * back(time), 16, "grows with the distance"),
+    "taken-off": (lambda time: -SLOPES * back(time), 16, None),
     "linear": (lambda time: -SLOPES * back(time), 16, None),
     "both-ways": (lambda time: -SLOPES * back(time).abs(), 16, None),
     "of-the-key": (lambda time: SLOPES * torch.arange(time).expand(time, -1), 16, None),
@@ -890,6 +894,7 @@ def test_biases_that_favour_what_is_far_or_are_rounded_are_reported(name: str) -
     layers = [PreLayer() for _ in range(2)]
     for layer in layers:
         layer.attn = Biased(bias, fused="log" in name or name == "both-ways", causal="both" not in name)
+        layer.attn.taken = "taken" in name
     model = started(Rotary(layers, nn.LayerNorm(WIDTH)))
     del model.positions
     findings = isograd.check(model, torch.randint(1, VOCABULARY, (2, time)), prove=False)

@@ -232,16 +232,16 @@ def rounded(checked: CheckedModel) -> Iterator[Finding]:
     """Angles and biases of positions that 16 bits do not hold, by what they are in float64."""
     trace = checked.trace
     turned = [o for o in trace.operations if bare(o) in ("cos", "sin") and not checked.reaching.isdisjoint(o.makes)]
-    found = [("rotary-wrong", f"the angles of {bare(o)}", o.module, o.makes[0]) for o in turned]
-    found += [("position-bias-wrong", "the biases", a.address, v) for a in checked.attentions for v in _added(a)]
+    found = [("rotary-wrong", f"the angles of {bare(o)}", o.module, o.makes[0], 1) for o in turned]
+    found += [("position-bias-wrong", "the biases", a.address, *b) for a in checked.attentions for b in _added(a)]
     given = trace.names.keys() | {v for at, v in trace.inputs.items() if "pos" not in at}
-    for code, what, address, value in found:
+    for code, what, address, value, sign in found:
         above = trace.above([value])
         half = [trace[v].dtype for v in above if trace[v].dtype in (torch.float16, torch.bfloat16)]
         if not half or not above.isdisjoint(checked.dataflow.live | given):
             continue
         starts = {v: trace[v] for v in above if (made := trace.made_by(v)) is None or not made.reads}
-        pair = trace[value].double(), trace.replay(starts, [value], double=True)[0]
+        pair = sign * trace[value].double(), sign * trace.replay(starts, [value], double=True)[0]
         last = [x[..., -1, :].softmax(-1) if "bias" in code else x.mT if x.ndim > 1 else x for x in pair]  # positions
         rows, exact = (x.reshape(-1, x.shape[-1]) for x in last)
         gap = (exact - rows).abs().max().item()
@@ -263,8 +263,8 @@ def rounded(checked: CheckedModel) -> Iterator[Finding]:
 @rule(Phase.POSITIONS, "position-bias-wrong", hides=("positions-missing",))
 def distant(checked: CheckedModel) -> Iterator[Finding]:
     """Biases by position that favour what is far away, in every head."""
-    for attention, value in ((a, v) for a in checked.attentions for v in _added(a)):
-        rows = checked.trace[value][..., -1, :].reshape(-1, checked.trace[value].shape[-1]).double()
+    for attention, value, sign in ((a, *bias) for a in checked.attentions for bias in _added(a)):
+        rows = sign * checked.trace[value][..., -1, :].reshape(-1, checked.trace[value].shape[-1]).double()
         rows = rows[((rows > MASKED) & rows.isfinite()).all(-1)]  # of the last query, which sees all
         grown = rows[:, 0] - rows[:, -1]
         if len(rows) and (rows.diff() <= 0).all() and grown.min() > 0 and grown.max() > GROWN:
@@ -280,16 +280,22 @@ def distant(checked: CheckedModel) -> Iterator[Finding]:
             return
 
 
-def _added(attention: MeasuredAttention) -> list[int]:
-    """What is added to the scores of positions among themselves and is no activation; the mask of a fused attention."""
+def _added(attention: MeasuredAttention) -> list[tuple[int, int]]:
+    """What is added to the scores of positions among themselves and is no activation, or the mask of a fused attention;
+    and its sign, -1 where it is taken off.
+    """
     trace, dataflow = attention.trace, attention.dataflow
     if attention.sublayer.kind != "attn" or (attention.scores is None and not attention.fused):
         return []
     steps = [] if attention.scores is None else dataflow.between(attention.scores, attention.operation.reads[0])
-    found = [*attention.operation.reads[3:4], *(v for o in steps if bare(o) in SUMS for v in o.reads)]
+    found = [(v, 1) for v in attention.operation.reads[3:4]]
+    taken = {"sub": 1, "rsub": 0}  # the place of what is taken off
+    found += [
+        (v, -1 if taken.get(bare(o)) == i else 1) for o in steps if bare(o) in SUMS for i, v in enumerate(o.reads)
+    ]
     keys = trace[attention.key].shape[attention.places(attention.key) or -2]
-    floats = (v for v in found if trace[v].is_floating_point() and v not in dataflow.live)
-    return [v for v in floats if trace[v].ndim > 1 and trace[v].shape[-1] == keys >= SHORTEST]
+    floats = [(v, sign) for v, sign in found if trace[v].is_floating_point() and v not in dataflow.live]
+    return [(v, sign) for v, sign in floats if trace[v].ndim > 1 and trace[v].shape[-1] == keys >= SHORTEST]
 
 
 def _one_by_one(checked: CheckedModel) -> bool:
@@ -381,8 +387,8 @@ def _is_mixed(attention: MeasuredAttention, made: int, value: int) -> bool:
 
 
 def _not_relative(attention: MeasuredAttention, ordered: bool) -> str | None:
-    """Why q.k of equal vectors depends on more than the distance of positions, where these are `ordered`, or on more than
-    a rotation; None where it does not.
+    """Why q.k of equal vectors depends on more than a rotation or, where positions are `ordered`, than their distance;
+    None where it does not.
     """
     pairs = []
     for value in (attention.query, attention.key):
