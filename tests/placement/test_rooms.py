@@ -48,7 +48,7 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (163, 33_730),
+    "core": (163, 33_923),
     "convert": (46, 8_220),
     "lab": (114, 25_400),
     "papers": (43, 6_770),
