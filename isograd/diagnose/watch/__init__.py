@@ -14,7 +14,6 @@ nothing at all.
 """
 
 import logging
-import math
 import sys
 import warnings
 import weakref
@@ -30,8 +29,8 @@ from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets
 from isograd.diagnose.watch.batches import Batches
 from isograd.diagnose.watch.collapse import ASK, CollapseWatch
 from isograd.diagnose.watch.drift import FIRST, Continued, Ranks, Rounded
-from isograd.diagnose.watch.gradients import TOGETHER, Gradients, Reading
-from isograd.diagnose.watch.layers import WatchedLayer, by_layer, find_layers
+from isograd.diagnose.watch.gradients import TOGETHER, Gradients, layers_of, row_of
+from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
 from isograd.diagnose.watch.losses import Losses
 from isograd.diagnose.watch.overflow import IN_FLOAT32, origin, out_of_range
@@ -423,39 +422,6 @@ def _wired(model: nn.Module, lr: float | None) -> tuple[str, str] | None:
             return advice(model, lr=lr)
     except Exception:  # a foreign model's own code
         return None
-
-
-def row_of(step: int, reading: Reading, layers: Sequence[WatchedLayer]) -> Row:
-    """A step: loss, norm of all gradients, and for each kind of matrix how far apart its layers lie.
-
-    "max_min" is largest over smallest gradient norm, "first_last" mean |gradient| in the first layer over the last.
-    """
-    groups: dict[str, list[int]] = {}
-    for index, layer in enumerate(layers):
-        if reading.matrices[index] is not None:
-            groups.setdefault(layer.group, []).append(index)
-    row: Row = {"step": step, "loss": reading.loss, "grad_norm": reading.norm, "max_min": {}, "first_last": {}}
-    for group, indices in groups.items():
-        if len(indices) > 1:
-            norms = [reading.matrices[i] or 0.0 for i in indices]
-            first, last = (reading.mean_abs[i] or 0.0 for i in (indices[0], indices[-1]))
-            row["max_min"][group] = _ratio(max(norms), min(norms))
-            row["first_last"][group] = _ratio(first, last)
-    return row
-
-
-def layers_of(step: int, reading: Reading, layers: Sequence[WatchedLayer]) -> list[Row]:
-    """The layers of a step: gradient norm of all its parameters, mean |gradient| and movement of its matrix."""
-    numbers = (reading.layers, reading.mean_abs, reading.update_ratio)
-    names = ("gradient_norm", "gradient_mean_abs", "update_ratio")
-    return [
-        {"step": step, **layer.facts} | {n: v for n, v in zip(names, values, strict=True) if v is not None}
-        for layer, *values in zip(layers, *numbers, strict=True)
-    ]
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else math.inf
 
 
 def _flush(writers: Sequence[Writer]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from isograd.diagnose.watch.layers import WatchedLayer
-from isograd.diagnose.watch.probe import whole
+from isograd.diagnose.watch.probe import Row, whole
 
 LayerNumbers = list[float | None]
 TOGETHER = 10  # steps that are read in one transfer from an accelerator, and in one reduction of shards
@@ -164,6 +164,39 @@ class Gradients:
             mean_abs=[None if i is None else means[i] for i in graded],
             update_ratio=[None if i is None else ratios.get(i) for i in self._matrix_of],
         )
+
+
+def row_of(step: int, reading: Reading, layers: Sequence[WatchedLayer]) -> Row:
+    """A step: loss, norm of all gradients, and for each kind of matrix how far apart its layers lie.
+
+    "max_min" is largest over smallest gradient norm, "first_last" mean |gradient| in the first layer over the last.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, layer in enumerate(layers):
+        if reading.matrices[index] is not None:
+            groups.setdefault(layer.group, []).append(index)
+    row: Row = {"step": step, "loss": reading.loss, "grad_norm": reading.norm, "max_min": {}, "first_last": {}}
+    for group, indices in groups.items():
+        if len(indices) > 1:
+            norms = [reading.matrices[i] or 0.0 for i in indices]
+            first, last = (reading.mean_abs[i] or 0.0 for i in (indices[0], indices[-1]))
+            row["max_min"][group] = _ratio(max(norms), min(norms))
+            row["first_last"][group] = _ratio(first, last)
+    return row
+
+
+def layers_of(step: int, reading: Reading, layers: Sequence[WatchedLayer]) -> list[Row]:
+    """The layers of a step: gradient norm of all its parameters, mean |gradient| and movement of its matrix."""
+    numbers = (reading.layers, reading.mean_abs, reading.update_ratio)
+    names = ("gradient_norm", "gradient_mean_abs", "update_ratio")
+    return [
+        {"step": step, **layer.facts} | {n: v for n, v in zip(names, values, strict=True) if v is not None}
+        for layer, *values in zip(layers, *numbers, strict=True)
+    ]
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf
 
 
 def _together(norms: Sequence[float | None]) -> float | None:
