@@ -73,7 +73,7 @@ SIGNALS: dict[str, dict[str, str]] = {
     "lr-high": {"rise": r"rate is (far )?too high", "stall": r"rate is too high", "gradients": r"learning rate"},
     "lr-zero": {"updates": r"rate is 0", "stall": r"learning rate is"},
     "optimizer-of-another-model": {"updates": r"holds none|holds other"},
-    "optimizer-lacks-parameters": {"frozen": r"does not hold"},
+    "optimizer-lacks-parameters": {"frozen": r"does not hold|no optimizer holds"},
     "no-step": {"updates": r"step\(\) is not called"},
     "frozen": {"frozen": r"requires_grad"},
     "gradient-cut": {"gradient": r"detach"},

@@ -73,7 +73,8 @@ class Steps:
             return None
         far, size = (new[0] - old[0]).norm(dim=1), old[0].norm(dim=1)
         gradient = old[1].norm(dim=1)
-        ratios = (far / size, new[0].norm(dim=1) / self._first, far / gradient, gradient / math.sqrt(ENTRIES))
+        sizes = (new[0].norm(dim=1) / self._first).nan_to_num(1.0)
+        ratios = (far / size, sizes, far / gradient, gradient / math.sqrt(ENTRIES))
         by, grown, rate, slope = (median(x.nan_to_num(0.0).tolist()) for x in ratios)
         return WeightsMoved(by=by / self._every, size=grown, rate=rate / self._every, gradient=slope)
 
@@ -116,6 +117,7 @@ class TrainedBy:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.optimizer: Optimizer | None = None
+        self.earlier: set[int] = set()  # ids of parameters that an optimizer of before held
 
     @property
     def rate(self) -> float | None:
@@ -123,6 +125,14 @@ class TrainedBy:
         if self.optimizer is None:
             return None
         return max((float(group.get("lr") or 0.0) for group in self.optimizer.param_groups), default=None)
+
+    @property
+    def asked(self) -> float:
+        """The peak of the schedule, else the rate that the optimizer was made with: the largest of the groups."""
+        if self.optimizer is None:
+            return 0.0
+        given = self.optimizer.defaults.get("lr") or 0.0
+        return max(float(g.get("max_lr") or g.get("initial_lr") or given) for g in self.optimizer.param_groups)
 
     def __call__(self) -> OptimizerSettings | None:
         return None if self.optimizer is None else settings_of(self.optimizer, list(self._model.parameters()))

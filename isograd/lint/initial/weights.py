@@ -17,6 +17,8 @@ from isograd.trace.record import anything
 
 MAY_BE_ZERO = ("query", "attn_out", "ffn_out")  # muP's queries; branches that begin at zero
 SIDEWAYS = 0.5  # mean over standard deviation of a matrix that is not drawn around 0
+UNREGISTERED = "model.parameters() does not have them, so they are neither trained nor saved nor moved to a device"
+REGISTER = "nn.ModuleList(layers) instead of a list, nn.ModuleDict instead of a dict"
 SHARE = 0.02  # of the rows of a table that may be zero or alike, as padding
 
 
@@ -201,23 +203,29 @@ def shared(checked: CheckedModel) -> Iterator[Finding]:
 @rule(Phase.REGISTERED, "unregistered", hides=(*RUN, Phase.GRADIENTS), stops=("unregistered",))
 def unregistered(checked: CheckedModel) -> Iterator[Finding]:
     """Modules in a Python list or dictionary: no optimizer sees their parameters, no checkpoint holds them."""
-    known = {id(p) for p in checked.model.parameters()}
-    for address, module in checked.model.named_modules():
+    for address, kind, lost in in_python(checked.model):
+        if any(p.requires_grad for p in lost):
+            yield Finding(
+                address=address,
+                measured=float(len(lost)),
+                message=f"{many(len(lost), 'parameter')} in a Python {kind}: {UNREGISTERED}",
+                remedy=REGISTER,
+            )
+            return
+
+
+def in_python(model: nn.Module) -> Iterator[tuple[str, str, list[nn.Parameter]]]:
+    """Attributes that are lists, tuples or dictionaries with parameters that the model does not have: address, type."""
+    known = {id(p) for p in model.parameters()}
+    for address, module in model.named_modules():
         for name, value in vars(module).items():
             kept = value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else ()
             if name.startswith("_"):
                 continue
             lost = [p for part in kept if isinstance(part, nn.Module) for p in part.parameters() if id(p) not in known]
             lost += [p for p in kept if isinstance(p, nn.Parameter) and id(p) not in known]
-            if any(p.requires_grad for p in lost):
-                yield Finding(
-                    address=f"{address}.{name}".lstrip("."),
-                    measured=float(len(lost)),
-                    message=f"{many(len(lost), 'parameter')} in a Python {type(value).__name__}: model.parameters()"
-                    " does not have them, so they are neither trained nor saved nor moved to a device",
-                    remedy="nn.ModuleList(layers) instead of a list, nn.ModuleDict instead of a dict",
-                )
-                return
+            if lost:
+                yield f"{address}.{name}".lstrip("."), type(value).__name__, lost
 
 
 def _matrices(checked: CheckedModel) -> list[str]:

@@ -1,5 +1,7 @@
 """The update: what the optimizer gets is what backward brought, once, in training mode, and it moves the weights."""
 
+from torch import nn
+
 from isograd.errors import many
 from isograd.lint.step.seen import Results, Seen, finding
 
@@ -20,12 +22,13 @@ def look(seen: Seen) -> Results:
     yield from _moves(seen)
 
 
+def by_mode(model: nn.Module) -> list[nn.Module]:
+    """Modules that compute something else in evaluation mode."""
+    return [m for m in model.modules() if type(m).__name__.startswith(NOISY) and getattr(m, "p", 1) != 0]
+
+
 def _mode(seen: Seen) -> Results:
-    noisy = {
-        type(m).__name__
-        for m in seen.setup.model.modules()
-        if type(m).__name__.startswith(NOISY) and getattr(m, "p", 1) != 0
-    }
+    noisy = {type(m).__name__ for m in by_mode(seen.setup.model)}
     first = [f for f in seen.forwards if f.graded]
     if noisy and first and not any(f.training for f in first):
         yield finding(
