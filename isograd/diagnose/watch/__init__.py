@@ -17,6 +17,7 @@ import logging
 import sys
 import warnings
 import weakref
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from torch.optim import Optimizer
 from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets
 from isograd.diagnose.watch.batches import Batches
 from isograd.diagnose.watch.collapse import ASK, CollapseWatch
-from isograd.diagnose.watch.drift import FIRST, Continued, Ranks, Rounded
+from isograd.diagnose.watch.drift import FIRST, Continued, Mode, Ranks, Rounded, still_rising
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, layers_of, row_of
 from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
@@ -65,7 +66,7 @@ _WIRING = ("gradients", "unigram")  # signals that the wiring of a model can exp
 COPIED = 300_000_000  # parameters of a model that is looked at while it trains
 SIGNALS = (
     frozenset(_FOLLOWS_FROM)
-    | {"ids", "rounded", "resume", "ranks", "schedule"}
+    | {"ids", "eval-mode", "rounded", "resume", "ranks", "schedule"}
     | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 )
 _BY_TARGETS = {"low", "stall", "unigram"}  # signals of a loss that is measured against its targets
@@ -170,6 +171,8 @@ class Watch:
         self._waiting: list[tuple[int, Any, float | None]] = []  # steps that were taken and not read yet: batch, rate
         self._ended: set[str] = set()  # looks that failed
         self._rounded: Rounded | None = None
+        self._mode = Mode(model)
+        self._rates = array("d")  # of all readings
         self._begun: list[float] = []  # the first losses
         self._step = 0
         self._closed = self._asked_of = False
@@ -207,7 +210,7 @@ class Watch:
         if self._gradients is None or self._try("gradients", self._take, loss, batch) is None:
             return
         if self._updates_of is not None:
-            self._report(self._try("updates of weights", self._updates_of.look, self._step) or [])
+            self._report(self._try("updates of weights", self._updates_of.look, self._step, loss) or [])
         if self._gradients.waiting >= self._gradients.together:
             self.read()
 
@@ -237,6 +240,8 @@ class Watch:
         self._waiting.append((self._step, batch, self.trained_by.rate))
         if self._rounded is not None:
             self._report(self._try("rounding", self._rounded.look, self._step, self.trained_by.rate) or [])
+        self._rates.extend([] if self.trained_by.rate is None else [self.trained_by.rate])
+        self._report(self._try("the mode", self._mode.look, self._step) or [])
         if self.ranks is not None:
             self._report(self._try("processes", self.ranks.look, self._step) or [])
         return True
@@ -330,9 +335,15 @@ class Watch:
         """Of a run that another watch has followed so far, of a model that was replaced: steps are counted on."""
         self._step, self.continued = before._step, Continued([])
 
-    def close(self) -> None:
-        """Read and write what is left; where gradients are sharded, every process has to call this."""
+    def close(self, *, ended: bool = True) -> None:
+        """Read and write what is left; where gradients are sharded, every process has to call this.
+
+        Args:
+            ended: the run has come to its end, and was not interrupted.
+        """
         self.read()
+        if ended and not self._closed:
+            self._report(still_rising(self._step, self._rates, self.trained_by.asked))
         _flush(self._writers)
         if self._nonfinite.folder is not None and self._read and not self._closed and not rank():
             print(f"report: {command('report', self._nonfinite.folder)}", file=sys.stderr)
@@ -347,8 +358,8 @@ class Watch:
     def __enter__(self) -> "Watch":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(ended=kind is None)
 
     def _parameters(self) -> dict[str, list[nn.Parameter]]:
         """Of each layer, by its address."""
@@ -381,11 +392,12 @@ class Watch:
         remedy = row["remedy"].replace(f"; {ASK}", "")
         if self._first.trained:
             return {**row, "remedy": f"{self._losses.slower()}; {remedy}"}
-        found = _wired(self._model, self.trained_by.rate)
+        found, at_once = _wired(self._model, self.trained_by.rate), self._losses.at_once()
+        row = {**row, "cause": "; ".join(filter(None, (at_once, row["cause"])))}
         if found is None:
             return row
         other = "" if "train at lr=" in found[1] else f"; or {remedy}"
-        return {**row, "cause": found[0], "remedy": f"{found[1]}{other}"}
+        return {**row, "cause": "; ".join(filter(None, (at_once, found[0]))), "remedy": f"{found[1]}{other}"}
 
     def _report(self, new: list[Row]) -> None:
         known = {row["signal"] for row in (*self.warnings, *new)}

@@ -1,7 +1,10 @@
-"""What goes apart slowly: weights that 16 bits hold still, a run that is not the one it continues, processes."""
+"""What goes apart slowly: weights that 16 bits hold still, a run that is not the one it continues, processes; a mode
+that is left, and a warm-up that the run does not outlast.
+"""
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -11,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from isograd.diagnose.watch.writers import PER_STEP, Row, alarm
 from isograd.files import read_rows
+from isograd.lint.step.update import by_mode
 
 HALF = (torch.float16, torch.bfloat16)
 MATRICES, ENTRIES = 16, 256
@@ -19,6 +23,10 @@ LOST = 0.5  # of the entries
 FIRST, LAST = 5, 20  # readings of a run that goes on, and of the one before
 AGAIN = 0.25  # of a loss, above which it is another
 NOISE = 6.0  # standard errors
+STAYS = 10  # readings in evaluation mode
+LEAST = 40  # readings of a run whose schedule is judged
+RISING = 0.9  # of the readings, after which the rate still rises
+ASKED = 0.9  # of the rate that was asked for
 EVERY = 100  # readings from one comparison of processes to the next
 
 
@@ -114,6 +122,54 @@ class Continued:
                 now=now,
             )
         ]
+
+
+class Mode:
+    """Whether updates that began in training mode go on in evaluation mode, in a model for which that matters.
+
+    All modules have to be in evaluation mode: of norms or parts alone it is a way of freezing them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._noisy = sorted({type(m).__name__ for m in by_mode(model)})
+        self._leaves = [m for m in model.modules() if not any(m.children())] if self._noisy else []
+        self._trains, self._count = False, 0
+
+    def look(self, step: int) -> list[Row]:
+        """At each reading; the warning, once."""
+        if any(m.training for m in self._leaves):
+            self._trains, self._count = True, 0
+            return []
+        self._count += self._trains
+        if self._count != STAYS:
+            return []
+        self._leaves = []
+        return [alarm(
+            step, "eval-mode", None,
+            f"the last {STAYS} updates were made in evaluation mode, those before in training mode",
+            f"what has two modes ({', '.join(self._noisy)}) is not in that for training",
+            "call model.train() after each evaluation",
+        )]  # fmt: skip
+
+
+def still_rising(step: int, rates: Sequence[float], asked: float) -> list[Row]:
+    """Whether the rate of all readings only rose, up to the end of the run, and never came to the one asked for.
+
+    >>> rates = [1e-6 * step for step in range(60)]
+    >>> len(still_rising(60, rates, 2e-3)), still_rising(60, rates, 6e-5), still_rising(30, rates[:30], 2e-3)
+    (1, [], [])
+    """
+    count = len(rates)
+    if count < LEAST or rates[-1] >= ASKED * asked or any(b < a for a, b in pairwise(rates)):
+        return []
+    if rates[-1] <= 1.001 * rates[int(RISING * count)]:
+        return []
+    return [alarm(
+        step, "schedule", None,
+        f"the learning rate still rises when the run ends: it is {rates[-1]:.2g} of the {asked:.2g} asked for",
+        "the warm-up is longer than the run",
+        "give the warm-up in updates: a few percent of the run",
+    )]  # fmt: skip
 
 
 class Ranks:
