@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader
 
 from isograd.diagnose.watch import Watch, watch
 from isograd.diagnose.watch.drift import Ranks
+from isograd.diagnose.watch.updates import Thrown
 from isograd.diagnose.watch.writers import alarm
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class ScriptWatch:
         self._earlier: Any = None  # the batch of the update before
         self._others = 0  # updates of other optimizers since the watched model was called
         self._since = 0  # and since its own optimizer's
+        self._begins: dict[int, int] = {}  # of optimizers, by id: updates before their first
+        self._thrown = Thrown([])
         self._loads = self._failed = False
         self._process = os.getpid()
         self._launched = "WORLD_SIZE" in os.environ  # each process by a launcher, and so watched, and not by the script
@@ -109,7 +112,10 @@ class ScriptWatch:
         if self._spikes is not None:
             self._spikes.close(wait=kind is not KeyboardInterrupt)
         if self.watch is not None:
-            self.watch.close() if kind in (None, SystemExit, KeyboardInterrupt) else self.watch.abandon()
+            if kind in (None, SystemExit, KeyboardInterrupt):
+                self.watch.close(ended=kind is not KeyboardInterrupt)
+            else:
+                self.watch.abandon()
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         old = getattr(owner, name)
@@ -140,7 +146,9 @@ class ScriptWatch:
         def backward(loss: Tensor, *args: Any, **kwargs: Any) -> Any:
             if loss.ndim == 0:
                 self._losses.append(loss.detach())
+            self._guarded(self._thrown.stop if kwargs.get("retain_graph") or args[1:] else self._thrown.before)
             old(loss, *args, **kwargs)
+            self._guarded(self._thrown.after)
             self._backwards += 1
             if self._optimizer is None and (self._backwards >= WAITS or self._backwards == 1):
                 self._guarded(self._by_hand)
@@ -250,6 +258,8 @@ class ScriptWatch:
             if module is self._model and self._others:
                 self._others = 0
                 self._called.clear()
+            if module is self._model and self._thrown.looks and torch.is_grad_enabled():
+                self._thrown.called_with(tree_leaves((args, kwargs)))
             if module is self._model and torch.is_grad_enabled() and module.training:
                 if self._spikes is not None and self._spikes.running is not None:
                     args, kwargs = self._spikes.running.forward(args, kwargs) or (args, kwargs)
@@ -284,17 +294,23 @@ class ScriptWatch:
         self.stepped = True
         if self._model is None:
             self._find(optimizer)
-        elif self._others >= WAITS:
+        elif self._others >= WAITS or self._is_stage(optimizer):
             self._replaced(optimizer)
         if optimizer is not self._optimizer:
+            self._thrown.stop()
+            self._begins.setdefault(id(optimizer), self._updates)
             self._others, self._since = self._others + 1, self._since + 1
             if self._since >= WAITS and self.watch is not None and _held(optimizer) == _held(self._optimizer):
                 self._optimizer = self.watch.trained_by.optimizer = optimizer  # made anew
                 del self._losses[:-1]
         if optimizer is self._optimizer:
             self._since = 0
+            self._begins[id(optimizer)] = -1
             self._follow_schedule(optimizer)
             self._updates += 1
+            for row in self._thrown.update(self._updates):
+                assert self.watch is not None
+                self.watch.report(row)
             with self._first_update():
                 self._measure()
             if self._spikes is not None:
@@ -306,18 +322,29 @@ class ScriptWatch:
     def _replaced(self, optimizer: Optimizer) -> None:
         """Another model is trained, and the one that was watched is not called any more: built anew, most likely."""
         assert self.watch is not None
-        before, name = self.watch, type(self._model).__name__
+        before, name, earlier = self.watch, type(self._model).__name__, set[int]()
+        if self._model is not None and self._is_stage(optimizer):
+            self._called = {id(self._model): (self._model, self._batch)}
+            earlier = before.trained_by.earlier | _held(self._optimizer)
         self._model, self._others = None, 0
         self._find(optimizer)
         if self._model is None:
             self._model = before._model
         elif self.watch is not before:
-            before.close()
+            before.close(ended=False)
             self.watch.goes_on(before)
+            self.watch.trained_by.earlier = earlier
             del self._losses[:-1]
-            now = type(self._model).__name__
-            said = f"another model is trained, a {now} in place of a {name}; it is followed from here"
+            said = f"another model is trained, a {type(self._model).__name__} in place of a {name}"
+            said = f"{f'another optimizer trains the {name}' if earlier else said}; it is followed from here"
             print(f"isograd watch: after update {self._updates + WAITS} {said}", file=sys.stderr)
+
+    def _is_stage(self, optimizer: Optimizer) -> bool:
+        """Whether it has taken the place of the watched one, with other parameters of the same model."""
+        if self._since < WAITS or self._begins.get(id(optimizer)) != self._updates or self._model is None:
+            return False
+        held = _held(optimizer)
+        return held != _held(self._optimizer) and any(id(p) in held for p in self._model.parameters())
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer is self._optimizer and self._spikes is not None and self._model is not None and not self.forked:
@@ -365,6 +392,7 @@ class ScriptWatch:
         self._follow(type(self._model))
         overflows = self._scaler is not None and self._scaler.is_enabled()
         self.watch = watch(self._model, optimizer=optimizer, overflows=overflows, **self._settings)
+        self._thrown = Thrown([p for p in self._model.parameters() if id(p) in held and optimizer is not None])
         if self._launched:  # else a process that the script started would be waited for, which does not look
             self.watch.ranks = Ranks(self._model)
 
