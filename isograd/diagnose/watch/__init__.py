@@ -392,12 +392,14 @@ class Watch:
         remedy = row["remedy"].replace(f"; {ASK}", "")
         if self._first.trained:
             return {**row, "remedy": f"{self._losses.slower()}; {remedy}"}
-        found, at_once = _wired(self._model, self.trained_by.rate), self._losses.at_once()
-        row = {**row, "cause": "; ".join(filter(None, (at_once, row["cause"])))}
-        if found is None:
-            return row
-        other = "" if "train at lr=" in found[1] else f"; or {remedy}"
-        return {**row, "cause": "; ".join(filter(None, (at_once, found[0]))), "remedy": f"{found[1]}{other}"}
+        wired, causes = _wired(self._model, self.trained_by.rate), [row["cause"]]
+        if wired is not None:
+            remedy = wired[1] if "train at lr=" in wired[1] else f"{wired[1]}; or {remedy}"
+            row, causes = {**row, "remedy": remedy}, [wired[0]]
+        if self._rates and self._rates[0] == max(self._rates):
+            highest = f"the learning rate was at its highest, {self._rates[0]:.2g}, from the first step on"
+            causes.insert(0, f"{highest}: there was no warm-up")
+        return {**row, "cause": "; ".join(causes)}
 
     def _report(self, new: list[Row]) -> None:
         known = {row["signal"] for row in (*self.warnings, *new)}

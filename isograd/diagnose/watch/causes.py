@@ -86,13 +86,6 @@ class History:
             f"fix its schedule, and resume from an earlier checkpoint, at lr={before:.3g}",
         )
 
-    def at_once(self) -> str:
-        """That the first of the last readings had the highest rate: there was no warm-up."""
-        rates = [one.rate for one in self._seen]
-        if not rates or rates[0] is None or self._seen[0].step != 1 or rates[0] < max(r or 0.0 for r in rates):
-            return ""
-        return f"the learning rate was at its highest, {rates[0]:.2g}, from the first step on: there was no warm-up"
-
     def highest_rate(self) -> float | None:
         """So far; None where it is not known."""
         return max((one.rate for one in self._seen if one.rate is not None), default=None)

@@ -100,10 +100,6 @@ class Losses:
         self._reported |= {row["signal"] for row in new}
         return new
 
-    def at_once(self) -> str:
-        """What a collapse may owe to a rate that never was lower; nothing where it was, or is not known."""
-        return self._history.at_once()
-
     def slower(self) -> str:
         """What to do about the rate of trained weights."""
         return causes.slower(self._history)

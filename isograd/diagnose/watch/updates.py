@@ -120,10 +120,11 @@ class Updates:
             return []
         if len(still) == len(old):
             return [_no_updates(step, self._count - min(since for since, _ in old.values()), self._settings())]
-        earlier = getattr(self._settings, "earlier", ())
-        still -= {name for name in still if self._rounds(name) or id(self._all[name]) in earlier}
         held = {id(p) for optimizer in _optimizers() for group in optimizer.param_groups for p in group["params"]}
-        loose = {n for n in still if id(p := self._all[n]) not in held and p.element_size() > 2}  # else of a copy
+        loose = {name for name in still if id(self._all[name]) not in held}
+        low = {name for name in still if self._all[name].element_size() < 4}  # rounded away, or copied from float32
+        earlier = {name for name in still if id(self._all[name]) in getattr(self._settings, "earlier", ())}
+        still, loose = still - (low - loose) - earlier, loose - low - earlier
         names = {id(p): name for name, p in self._named.items()}
         of_layers = {a: {n for p in of if (n := names.get(id(p))) in self._before} for a, of in self._layers.items()}
         stuck = [a for a, mine in of_layers.items() if mine and mine <= (still if self._count == FIRST else loose)]
@@ -150,13 +151,6 @@ class Updates:
         what = [f"{_some(stuck)} ({len(stuck)} of {len(self._layers)} layers)"] if stuck else []
         what += [f"{many(len(alone), 'parameter')} ({alone[0]}{', ..' if alone[1:] else ''})"] if alone else []
         return alarm(step, "frozen", where, f"{' and '.join(what)} have gradients, and do not move", cause, remedy)
-
-    def _rounds(self, name: str) -> bool:
-        """Whether it is in 16 bits and the optimizer has it: that its update is rounded away is another's to say."""
-        optimizer = getattr(self._settings, "optimizer", None)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
-        p = self._all[name]
-        return p.dtype in (torch.float16, torch.bfloat16) and id(p) in held
 
     @torch.no_grad()
     def _gradients(self) -> None:
