@@ -147,7 +147,7 @@ class Mode:
         return [alarm(
             step, "eval-mode", None,
             f"the last {STAYS} updates were made in evaluation mode, those before in training mode",
-            f"what has two modes ({', '.join(self._noisy)}) is not in that for training",
+            f"model.eval() was called, and model.train() was not: {', '.join(self._noisy)} stays in evaluation mode",
             "call model.train() after each evaluation",
         )]  # fmt: skip
 
