@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import isograd
 from isograd import IsogradConfig, IsogradForCausalLM
-from isograd.files import append_rows, write_json
+from isograd.files import append_rows, read_rows, write_json
 from isograd.lab.report.pages.sides import MISSING, Side, differences, headline, profile, sides_of
 from tests.report.test_page import checked
 from tests.report.written import written
@@ -179,3 +181,23 @@ def test_a_loss_that_is_not_finite() -> None:
 def test_the_profile_is_of_the_last_steps() -> None:
     rows = [{"step": step, "layer": n, "gradient_mean_abs": step * n} for step in (1, 100) for n in (1, 2)]
     assert profile(Side(name="a", kind="run", layers=rows)) == {1: 100, 2: 200}
+
+
+def test_two_watched_loops_differ_in_what_trains_them(tmp_path: Path) -> None:
+    kinds = {"sgd": partial(torch.optim.SGD, lr=0.5), "adamw": partial(torch.optim.AdamW, lr=0.25, weight_decay=0.2)}
+    for name, kind in kinds.items():
+        net = torch.nn.Linear(4, 4)
+        optimizer = kind(net.parameters())
+        with isograd.watch(net, folder=tmp_path / name, optimizer=optimizer) as watch:
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = net(torch.ones(2, 4)).square().mean()
+                loss.backward()
+                watch.step(loss)
+                optimizer.step()
+    assert [row["lr"] for row in read_rows(tmp_path / "sgd/metrics.jsonl")] == [0.5] * 3
+    report(tmp_path / "page", tmp_path / "sgd", tmp_path / "adamw")
+    differing = (tmp_path / "page/tables/differences.csv").read_text(encoding="utf-8").splitlines()
+    assert {"training.optimizer,SGD,AdamW", "training.weight_decay,0,0.2"} <= set(differing), differing
+    assert "training.lr,0.5 (highest logged),0.25 (highest logged)" in differing
+    assert not any(line.startswith("parameters") for line in differing)

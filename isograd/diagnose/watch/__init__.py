@@ -53,6 +53,7 @@ from isograd.errors import command
 from isograd.files import write_json
 
 REPLAYED = "replayed.json"
+SETUP = "setup.json"
 _log = logging.getLogger("isograd")
 _FOLLOWS_FROM = {  # a signal that says no more than one that is known
     "stall": ("updates", "frozen", "gradient", "labels", "zero-grad", "gradients", "unigram", "decay", "loss-sum"),
@@ -270,8 +271,10 @@ class Watch:
         ) or []
         moves = moves if len(moves) == len(readings) else [None] * len(readings)
         for reading, moved, (step, batch, rate) in zip(readings, moves, self._waiting, strict=True):
-            self.row, self.layers = row_of(step, reading, self._watched), layers_of(step, reading, self._watched)
+            self.row, self.layers = row_of(step, reading, self._watched, rate), layers_of(step, reading, self._watched)
             self._read += 1
+            if self._read == 1 and self._nonfinite.folder is not None and not rank():
+                write_json(self._nonfinite.folder / SETUP, self.trained_by.described())
             if self.replays is not None:
                 self.replays.follow(step, reading.loss, self.baseline.value if self.baseline else None)
             if self.on_reading is not None:

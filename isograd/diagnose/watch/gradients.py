@@ -166,8 +166,8 @@ class Gradients:
         )
 
 
-def row_of(step: int, reading: Reading, layers: Sequence[WatchedLayer]) -> Row:
-    """A step: loss, norm of all gradients, and for each kind of matrix how far apart its layers lie.
+def row_of(step: int, reading: Reading, layers: Sequence[WatchedLayer], rate: float | None) -> Row:
+    """A step: loss, norm of all gradients, the rate, and for each kind of matrix how far apart its layers lie.
 
     "max_min" is largest over smallest gradient norm, "first_last" mean |gradient| in the first layer over the last.
     """
@@ -175,7 +175,8 @@ def row_of(step: int, reading: Reading, layers: Sequence[WatchedLayer]) -> Row:
     for index, layer in enumerate(layers):
         if reading.matrices[index] is not None:
             groups.setdefault(layer.group, []).append(index)
-    row: Row = {"step": step, "loss": reading.loss, "grad_norm": reading.norm, "max_min": {}, "first_last": {}}
+    row: Row = {"step": step, "loss": reading.loss, "grad_norm": reading.norm}
+    row |= {"max_min": {}, "first_last": {}} | ({} if rate is None else {"lr": rate})
     for group, indices in groups.items():
         if len(indices) > 1:
             norms = [reading.matrices[i] or 0.0 for i in indices]

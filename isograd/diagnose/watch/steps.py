@@ -134,6 +134,16 @@ class TrainedBy:
         given = self.optimizer.defaults.get("lr") or 0.0
         return max(float(g.get("max_lr") or g.get("initial_lr") or given) for g in self.optimizer.param_groups)
 
+    def described(self) -> dict[str, Any]:
+        """What is trained, and by what: keys as a run's settings are called."""
+        parameters, said = list(self._model.parameters()), self()
+        row = {"model class": type(self._model).__name__, "parameters": sum(p.numel() for p in parameters)}
+        row["trained parameters"] = sum(p.numel() for p in parameters if p.requires_grad)
+        row["dtype"] = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters}))
+        if said is not None:
+            row |= {"training.optimizer": type(self.optimizer).__name__, "training.weight_decay": said.decay}
+        return row
+
     def __call__(self) -> OptimizerSettings | None:
         return None if self.optimizer is None else settings_of(self.optimizer, list(self._model.parameters()))
 

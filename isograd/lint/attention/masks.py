@@ -300,9 +300,9 @@ def _of_stack(checked: CheckedModel, own: list[Seen]) -> Iterator[Finding]:
     says = f"{len(causal)} of {len(own)} attentions of the stack are causal" if causal else author
     if both and says and (2 * len(causal) >= len(own) or author):
         swapped = [s for s in both if _is_swapped(s.attention)]
-        found, cause = swapped or both, SWAPPED if swapped else ""
+        these, cause = swapped or both, SWAPPED if swapped else ""
         remedy = "pass query=x, key=memory, value=memory" if swapped else UNMASK
-        yield _finding("future-leaks", found, own, f"{_how(found[0])}, but {says}{cause}", remedy)
+        yield _finding("future-leaks", these, own, f"{_how(these[0])}, but {says}{cause}", remedy)
 
 
 def _is_swapped(attention: MeasuredAttention) -> bool:

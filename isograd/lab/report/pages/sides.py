@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from isograd.diagnose.watch import SETUP
 from isograd.errors import UserError, many
 from isograd.files import read_object, read_rows
 from isograd.hub import is_watched
@@ -144,7 +145,7 @@ def _side(folder: Path, name: str, model: Row) -> Side:
     kind += " and model" if kind == "watched loop" and own is not None else ""
     update = _tokens_per_update(run)
     rows = [row | ({"tokens": update * row["step"]} if update else {}) for row in rows] or _logged(state)
-    settings = dict(_settings(run, resolved, config, state, model))
+    settings = dict(_settings(run, resolved, config, state, read_object(folder / SETUP), model))
     rates = [row["lr"] for row in rows if row.get("lr") is not None]
     if rates and not run:
         settings["training.lr"] = f"{max(rates):g} (highest logged)"
@@ -161,12 +162,12 @@ def _side(folder: Path, name: str, model: Row) -> Side:
     )
 
 
-def _settings(run: Row, resolved: Row, config: Row, state: Row, model: Row) -> Iterator[tuple[str, Any]]:
+def _settings(run: Row, resolved: Row, config: Row, state: Row, told: Row, model: Row) -> Iterator[tuple[str, Any]]:
     others = {other: name for name, every in _CALLED.items() for other in every}
     stated = {key: state[key] for key in ("train_batch_size", "max_steps", "num_train_epochs") if state.get(key)}
     found: dict[str, Any] = {"parameters": resolved.get("parameters")}
     found |= {"model class": next(iter(config.get("architectures") or ()), None)}
-    for content, prefix in ((config, "config."), (stated, ""), (run, "")):  # what a run says is the last word
+    for content, prefix in ((config, "config."), (stated, ""), (told, ""), (run, "")):  # a run's is the last word
         for key, value in flat(content):
             if key.partition(".")[0] not in _NO_SETTINGS:
                 found[others.get(key) or others.get(f"{prefix}{key}", f"{prefix}{key}")] = value
@@ -289,7 +290,7 @@ def headline(sides: Sequence[Side]) -> str:
     looked = [side for side in sides if side.warned is not None or side.model.get("findings") is not None]
     if not looked:
         return f"{first}None was watched or checked."
-    return f"{first}Nothing was reported of {'any' if len(looked) == len(sides) else 'those that were looked at'}."
+    return f"{first}Nothing was reported{'' if len(looked) == len(sides) else ' of those that were looked at'}."
 
 
 def _errors(side: Side) -> list[Row]:
