@@ -64,7 +64,8 @@ def preflight(
     announce(f"loading torch and {setup} ...")
     with loading():
         from isograd.lint.intent import Intents
-        from isograd.lint.step import processes, report
+        from isograd.lint.step import report
+        from isograd.lint.step.rules import processes
         from isograd.trace.load import load_callable
 
         for option, known, words in (("--ignore", report.known, ignore), ("--intent", Intents.given, intent)):

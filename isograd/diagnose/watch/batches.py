@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from isograd.diagnose.watch.baseline import LABELS, is_tokens, left_alone, targets_of
 from isograd.diagnose.watch.collapse import CollapseWatch
 from isograd.diagnose.watch.writers import Row, alarm
-from isograd.lint.step.loss import mixed
+from isograd.lint.step.rules.loss import mixed
 
 LOOKED_AT = 12  # batches from the first on
 SEQUENCES = 2  # that a leak is looked for in

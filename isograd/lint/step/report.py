@@ -12,7 +12,7 @@ from isograd.lint.check import CODES as OF_CHECK
 from isograd.lint.check import check
 from isograd.lint.findings import Finding, Findings, by_harm
 from isograd.lint.intent import Intents
-from isograd.lint.step import data, loss, optimizer, precision, processes, resume, schedule, update
+from isograd.lint.step.rules import data, loss, optimizer, precision, processes, resume, schedule, update
 from isograd.lint.step.seen import Rules, Seen, look
 from isograd.lint.step.setup import setup_of
 from isograd.trace.inputs import as_inputs, few_sequences, guess_inputs

@@ -4,10 +4,9 @@ import math
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from isograd.lint.padding import MOVED, fewer_of, paddings
-from isograd.lint.step.recorder import CLASSES, NUMBERS, LossCall
+from isograd.lint.step.losses import CLASSES, NUMBERS, LossCall
+from isograd.lint.step.rules import padding
 from isograd.lint.step.seen import Results, Seen, finding
 
 SHIFTED = {
@@ -17,9 +16,6 @@ SHIFTED = {
     3: "the third token ahead",
 }
 SHOWN = 0.5  # of the targets, from which on they are visible
-PADDED = 0.01  # of the targets, or of a gradient
-LESS = 1e-5  # of a loss: more than another order of sums does
-OFTEN = 8  # ends of texts
 UNEQUAL = 3.0  # targets of one part over those of another
 EXACT = 0.03
 ROWS = 32  # of a batch that are compared with each other
@@ -30,9 +26,7 @@ def look(seen: Seen) -> Results:
     """All of the loss."""
     yield from _said(seen)
     yield from _predicts(seen)
-    scored = [*_padding(seen)]
-    yield from scored or _with_less(seen)
-    yield from _ends(seen)
+    yield from padding.look(seen)
     yield from _form(seen)
     yield from _weights(seen)
 
@@ -99,9 +93,8 @@ def _predicts(seen: Seen) -> Results:
             yield finding(
                 "target-leaks",
                 "error",
-                f"the target is the id {_places(read.offset)} in {read.name}, and the model reads it: changing it"
-                " moved the"
-                f" prediction in {read.visible:.0%} of {read.tried} tries",
+                f"the target is the id {_places(read.offset)} in {read.name}, and the model reads it:"
+                f" changing it moved the prediction in {read.visible:.0%} of {read.tried} tries",
                 "mask the attention: is_causal=True, or a triangular mask, in every layer",
                 read.visible,
             )
@@ -110,8 +103,7 @@ def _predicts(seen: Seen) -> Results:
                 "target-leaks",
                 "error",
                 f"at {read.share:.0%} of the positions that count the target is the id that stands there in"
-                f" {read.name}, and"
-                " the model reads it",
+                f" {read.name}, and the model reads it",
                 "hide what is to be predicted: put the mask token there, or count masked positions only",
                 read.share,
             )
@@ -128,12 +120,11 @@ def _predicts(seen: Seen) -> Results:
             read.visible,
         )
     elif read.ahead is not None:
+        target = SHIFTED.get(read.ahead, f"the token {read.ahead} places ahead")
         yield finding(
             "loss-shifted",
             "error",
-            f"at {read.share:.0%} of the positions the target is"
-            f" {SHIFTED.get(read.ahead, f'the token {read.ahead} places ahead')}"
-            " instead of the next",
+            f"at {read.share:.0%} of the positions the target is {target} instead of the next",
             "shift once, in the data or in the loss: logits[:, :-1] against ids[:, 1:]",
             float(read.ahead),
         )
@@ -145,98 +136,6 @@ def _shape(rows: Tensor, ids: Tensor) -> Tensor:
 
 def _places(offset: int) -> str:
     return "of the next position" if offset == 1 else f"{offset} places later"
-
-
-def _padding(seen: Seen) -> Results:
-    """Targets where there is padding."""
-    share = 0.0
-    for batch in seen.batches[:4]:
-        if not (pads := paddings(seen.leaves(batch))):
-            continue
-        try:
-            mode = seen.formed(batch, counted=True)
-        except Exception:
-            return
-        call = max((c for c in mode.losses if c.name in CLASSES), key=lambda c: c.given.numel(), default=None)
-        counts = torch.zeros(0) if call is None else call.rows[2]
-        for time, pad in pads.items():
-            if (before := time - len(counts) // len(pad.kept)) in (0, 1):
-                padded = ~pad.kept[:, before:].flatten().to(counts.device)
-                share = max(share, float((padded & counts).sum() / counts.sum().clamp(min=1)))
-    if share > PADDED:
-        yield finding(
-            "padding-scored",
-            "error",
-            f"{share:.0%} of the targets that the loss counts are padding: the model learns to predict it",
-            "give these positions the label -100, or pass ignore_index to the loss",
-            share,
-        )
-    else:
-        yield from _with_less(seen)
-
-
-def _with_less(seen: Seen) -> Results:
-    """A loss that moves with the amount of padding, and by padded positions, where the model's outputs do not."""
-    every = ((batch, fewer_of(paddings(seen.leaves(batch)), 2, left=1)) for batch in seen.batches[:4])
-    batch, fewer = next(((batch, fewer) for batch, fewer in every if fewer is not None), (None, None))
-    if fewer is None:
-        return
-    try:
-        few, cut = (tree_map(of, batch) for of in (fewer.wide, fewer.cut))
-        (a, made, slopes), (b, other, _), (again, *_) = (*map(seen.answered, (few, cut)), seen.answered(few, seed=1))
-    except Exception:  # a length, or a number of rows, that is fixed
-        return
-    gaps = [fewer.gap(x, y) for x, y in zip(made, other, strict=False)]
-    if any(g is None or g > MOVED for g in gaps) or not abs(a - b) > max(LESS * abs(b), 100 * abs(a - again)):
-        return
-    of_pads = [
-        (s.reshape(*s.shape[:2], -1).square().sum(-1), ~pad.kept[fewer.rows, : s.shape[1]].to(s.device))
-        for s in slopes
-        for time, pad in fewer.pads.items()
-        if s.ndim > 1 and len(s) == len(fewer.rows) and time - s.shape[1] in (0, 1)
-    ]
-    share = float(sum(s[hidden].sum() for s, hidden in of_pads) / max(sum(s.sum() for s, _ in of_pads), 1e-30))
-    if share > PADDED:
-        last = all(s.count_nonzero() == s[:, -1].count_nonzero() for s, _ in of_pads)
-        where = "it is read at the last position, which is padding" if last else "it counts padded positions"
-        yield finding(
-            "padding-scored",
-            "warning",
-            f"padding two rows by {fewer.taken} leaves the outputs at real positions, and the loss goes from {b:.3g} to"
-            f" {a:.3g}: {where} ({share:.0%} of its squared gradient by the outputs)",
-            "leave padding out, (loss * real).sum() / real.sum() with real = ids != pad; read one value of a row at its"
-            " last real token, real.sum(1) - 1",
-            share,
-        )
-
-
-def _ends(seen: Seen) -> Results:
-    """Whether the end of a text, as the model's settings name it, is ever predicted."""
-    config = getattr(seen.setup.model, "config", None)
-    end = getattr(config, "eos_token_id", None)
-    read = seen.reading
-    if not isinstance(end, int) or read is None or read.ahead != 1:
-        return
-    times = counted = 0
-    for call in seen.record.losses:
-        if call.name in CLASSES and not call.target.is_floating_point():
-            _, target, counts = call.rows
-            counted += int(((target == end) & counts).sum())
-    for batch in seen.batches:
-        for leaves in [seen.leaves(batch)]:
-            ids, mask = leaves.get(read.name), leaves.get("attention_mask")
-            if ids is not None:
-                here = (ids == end) & (mask.bool() if mask is not None and mask.shape == ids.shape else True)
-                times += int((here[:, 1:] & (ids[:, :-1] != end)).sum())
-    if times >= OFTEN and not counted:
-        yield finding(
-            "end-never-target",
-            "warning",
-            f"the end of a text (id {end}) stands {times} times in the inputs and is never a target that counts:"
-            " the model does not learn to stop",
-            "pad with another id than the end's, or hide padding by attention_mask instead of by its id",
-            float(times),
-        )
 
 
 def _form(seen: Seen) -> Results:
@@ -258,9 +157,8 @@ def _form(seen: Seen) -> Results:
                 yield finding(
                     "loss-broadcast",
                     "error",
-                    f"predictions {shapes[0]} and targets {shapes[1]} are spread to {tuple(spread)}: each prediction"
-                    " is drawn to the"
-                    " mean of all targets",
+                    f"predictions {shapes[0]} and targets {shapes[1]} are spread to {tuple(spread)}:"
+                    " each prediction is drawn to the mean of all targets",
                     "give both one shape: prediction.squeeze(-1), or target.unsqueeze(-1)",
                     float(math.prod(spread)),
                 )
@@ -330,9 +228,8 @@ def _weights(seen: Seen) -> Results:
             yield finding(
                 "accumulation-undivided",
                 "warning",
-                f"the {len(weights)} losses of an update are added, not averaged: its gradient is {len(weights)}"
-                " times that of their"
-                " mean, and clipping and SGD see it so large",
+                f"the {len(weights)} losses of an update are added, not averaged:"
+                f" its gradient is {len(weights)} times that of their mean, and clipping and SGD see it so large",
                 f"divide each loss by {len(weights)}",
                 total,
             )
@@ -344,9 +241,8 @@ def _weights(seen: Seen) -> Results:
                 yield finding(
                     "accumulation-unequal",
                     "info",
-                    f"parts of an update have {low} to {high} targets, and weigh the same: a target in the shorter"
-                    " one counts"
-                    f" {high / low:.1f} times as much",
+                    f"parts of an update have {low} to {high} targets, and weigh the same:"
+                    f" a target in the shorter one counts {high / low:.1f} times as much",
                     "sum the losses of the targets, and divide by the number of targets of the whole update",
                     high / low,
                 )

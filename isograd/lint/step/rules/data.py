@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isograd.lint.step.recorder import CLASSES, NUMBERS
+from isograd.lint.step.losses import CLASSES, NUMBERS
 from isograd.lint.step.seen import Results, Seen, finding, mark, tensors_in
 
 FAR = 20.0  # of a mean or a standard deviation

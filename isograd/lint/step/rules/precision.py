@@ -2,7 +2,7 @@
 
 import torch
 
-from isograd.lint.step.recorder import CLASSES
+from isograd.lint.step.losses import CLASSES
 from isograd.lint.step.seen import Results, Seen, finding
 
 LOST = 0.3  # of entries with a gradient that do not move
