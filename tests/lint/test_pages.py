@@ -21,7 +21,7 @@ from tests.lint.faults import FAULTS, OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 EVERY = CODES | report.CODES  # of preflight, too
-STEP = sorted(Path(str(report.__file__)).parent.glob("*.py"))
+STEP = sorted(Path(str(report.__file__)).parent.rglob("*.py"))
 IN_PROCESSES = {"ranks-differ", "gradients-not-averaged", "ranks-same-data"}  # tests/preflight/test_processes.py
 
 
