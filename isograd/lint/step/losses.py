@@ -1,5 +1,7 @@
 """Losses as they are formed: which function of `torch.nn.functional` got what, and which ids were looked up."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +20,20 @@ LOSSES: dict[Any, str] = {
     functional.smooth_l1_loss: "smooth_l1_loss",
     functional.huber_loss: "huber_loss",
     functional.kl_div: "kl_div",
+    functional.ctc_loss: "ctc_loss",
 }
 SUBTRACTS = (Tensor.__sub__, Tensor.sub, torch.sub, Tensor.__rsub__, torch.rsub)
 CLASSES = ("cross_entropy", "nll_loss", "kl_div")
+READS = (Tensor.item, Tensor.__float__)  # of a number out of the graph
 NUMBERS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+HALF = (torch.float16, torch.bfloat16)
+NEAR = 40  # operations of a graph, that a value is said to come from
 MOST = 400  # losses that are kept
 LARGE = 1_000_000  # predictions
 _THROUGH = (
-    "View",
-    "Reshape",
-    "Alias",
-    "Transpose",
-    "Permute",
-    "Slice",
-    "ToCopy",
-    "Squeeze",
-    "Unsqueeze",
-    "Expand",
-    "Clone",
+    "View", "Reshape", "Alias", "Transpose", "Permute", "Slice", "ToCopy", "Squeeze", "Unsqueeze", "Expand", "Clone",
     "Select",
-)
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -47,6 +43,7 @@ class LossCall:
     Attributes:
         given, target: what it was called with, detached.
         made_by: the operation that made `given`, views left out: "SoftmaxBackward0".
+        viewed: the shape of three axes or more that a view made `given` of; () where none did.
         value: of the mean, or the sum where that is its reduction; None where it reduces nothing.
         update, part: during which update, in which forward pass of it.
         live: `given` with its graph, where that was asked for.
@@ -58,6 +55,7 @@ class LossCall:
     target: Tensor
     settings: dict[str, Any]
     made_by: str
+    viewed: tuple[int, ...]
     value: float | None
     update: int
     part: int
@@ -105,6 +103,9 @@ class LossMode(TorchFunctionMode):
     Attributes:
         looked_up: where the ids of tables lie in memory.
         spread: how many predictions were subtracted from as many targets by a broadcast to a square; 0 where none.
+        coarse: of log-probabilities in 16 bits that were subtracted: step between two numbers there, size, dtype.
+        constants: what came without a gradient out of parameters or into a loss function; `nudge` is added to it.
+        whole: the loss of `Seen.formed`.
     """
 
     def __init__(self, model: nn.Module, *, without_gradients: bool = False, live: bool = False) -> None:
@@ -113,6 +114,10 @@ class LossMode(TorchFunctionMode):
         self.losses: list[LossCall] = []
         self.looked_up: set[int] = set()
         self.spread = 0
+        self.coarse: tuple[float, float, torch.dtype] | None = None
+        self.constants: list[str] = []
+        self.nudge = 0.0
+        self.whole = torch.tensor(0.0)
         self.read: list[Tensor] = []  # what a model was called with, where that is kept
         self.update = self._part = 0
 
@@ -121,10 +126,15 @@ class LossMode(TorchFunctionMode):
         found = function(*args, **kwargs)
         if function in LOSSES and len(self.losses) < MOST:
             self._loss(LOSSES[function], found, args, kwargs)
+            if isinstance(found, Tensor) and not found.requires_grad:
+                return self._constant(f"{LOSSES[function]} of values that have no gradient", found)
+        elif function in READS and args[0].requires_grad:
+            return self._constant("a number that .item() takes out of the graph", found)
         elif function is functional.embedding:
             self.looked_up.add(args[0].untyped_storage().data_ptr())
         elif function in SUBTRACTS and len(args) == 2:
             self._spread_out(*args)
+            self._rounded(*args)
         elif function is Tensor.backward:
             self._backward(args[0])
         return found
@@ -142,6 +152,19 @@ class LossMode(TorchFunctionMode):
             if n > 1 and {*shapes} == {(n,), (n, 1)}:
                 self.spread = n
 
+    def _rounded(self, a: Any, b: Any) -> None:
+        """Log-probabilities in 16 bits, of one of which a gradient is wanted, and how far apart numbers are there."""
+        if not all(isinstance(x, Tensor) and x.dtype in HALF and x.ndim < 3 for x in (a, b)) or a.dtype != b.dtype:
+            return
+        if any(_made_of(x, ("LogSoftmax", "Logsumexp", "NllLoss")) for x in (a, b)):
+            size = float(torch.maximum(a.detach().abs(), b.detach().abs()).float().mean())
+            step = torch.finfo(a.dtype).eps * 2.0 ** math.floor(math.log2(size)) if 0 < size < math.inf else 0.0
+            self.coarse = max(self.coarse or (0.0, 0.0, a.dtype), (step, size, a.dtype), key=lambda one: one[0])
+
+    def _constant(self, what: str, found: Any) -> Any:
+        self.constants.append(what)
+        return found + self.nudge if self.nudge else found
+
     def _backward(self, loss: Tensor) -> None:
         """What backward was called on; after it."""
 
@@ -153,7 +176,11 @@ class LossMode(TorchFunctionMode):
         if not (self._all or torch.is_grad_enabled()):
             return
         value = float(found.detach()) if isinstance(found, Tensor) and found.ndim == 0 else None
-        settings = {k: v for k, v in kwargs.items() if k in ("ignore_index", "reduction", "label_smoothing", "weight")}
+        settings = {
+            k: v
+            for k, v in kwargs.items()
+            if k in ("ignore_index", "reduction", "label_smoothing", "weight", "log_target")
+        }
         self.losses.append(
             LossCall(
                 name=name,
@@ -161,6 +188,7 @@ class LossMode(TorchFunctionMode):
                 target=target.detach(),
                 settings=settings,
                 made_by=_maker(given),
+                viewed=_viewed(given),
                 value=value,
                 update=self.update,
                 part=self._part,
@@ -172,7 +200,31 @@ class LossMode(TorchFunctionMode):
 
 def _maker(value: Tensor) -> str:
     """The operation that made a value, as autograd names it, views and copies left out."""
+    last = [*_chain(value)][-1:]
+    return type(last[0]).__name__ if last else ""
+
+
+def _viewed(value: Tensor) -> tuple[int, ...]:
+    """The shape, of three axes or more, of what a view made a value of."""
+    shapes = [getattr(node, "_saved_self_sym_sizes", ()) for node in _chain(value) if "View" in type(node).__name__]
+    return next((tuple(map(int, shape)) for shape in shapes if len(shape) > 2), ())
+
+
+def _chain(value: Tensor) -> Iterator[Any]:
+    """The views and copies that made a value, from the last to the first, and the operation before them."""
     node: Any = value.grad_fn
-    while node is not None and any(part in type(node).__name__ for part in _THROUGH) and node.next_functions:
-        node = node.next_functions[0][0]
-    return "" if node is None else type(node).__name__
+    while node is not None:
+        yield node
+        through = any(part in type(node).__name__ for part in _THROUGH) and node.next_functions
+        node = node.next_functions[0][0] if through else None
+
+
+def _made_of(value: Tensor, kinds: tuple[str, ...]) -> bool:
+    """Whether one of the nearest operations of its graph is of these kinds."""
+    near: list[Any] = [value.grad_fn]
+    for node in near:
+        if any(kind in type(node).__name__ for kind in kinds):
+            return True
+        if len(near) < NEAR and node is not None:
+            near += [after for after, _ in node.next_functions]
+    return False

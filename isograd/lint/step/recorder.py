@@ -39,6 +39,7 @@ class Step:
         clipped: what it had been multiplied by before it was unscaled, where a scaler unscaled it.
         scale: the scaler's factor in what backward brought, and whether it was divided out.
         norm: of the gradient that it got.
+        each: of each tensor that is a multiple of what backward brought of it: which, and its norm.
         missing: names of parameters that it holds, that want a gradient and have none.
         rates: of its groups.
         moved: by name, (root mean square of the weights, of their change, share of entries that stand still although
@@ -57,6 +58,7 @@ class Step:
     scale: float
     unscaled: bool
     norm: float
+    each: list[tuple[float, float]]
     missing: list[str]
     zero: list[str]
     rates: list[float]
@@ -89,6 +91,7 @@ class Recorder(LossMode):
         self.backwards: list[tuple[int, int, float]] = []  # update, part, value of what backward was called on
         self.scheduled: list[tuple[int, Any, int]] = []  # update, scheduler, how many optimizer steps came before it
         self.scaled: list[tuple[int, str]] = []  # update, what was called of the scaler
+        self.first: dict[int, Tensor] = {}  # what several backward passes brought before the first step
         self._names = {id(p): n for n, p in model.named_parameters()}
         self._fresh: dict[int, Tensor] = {}
         self._before: dict[int, Tensor] = {}
@@ -234,27 +237,33 @@ class Recorder(LossMode):
             self._counts.pop(id(p), None)
         self.zeroed.append(len(self.backwards))
 
-    def _explained(self, held: list[nn.Parameter]) -> tuple[float, float, float]:
-        """Gradients as so many times what backward brought, and what was there before; and the part that is neither."""
+    def _explained(self, held: list[nn.Parameter]) -> tuple[float, float, float, list[tuple[float, float]]]:
+        """Gradients as so many times what backward brought, and what was there before; the part that is neither; and
+        `Step.each`.
+        """
         ff = fp = pp = gf = gp = gg = 0.0
+        each: list[tuple[float, float]] = []
         for p in held:
             if p.grad is None or p.grad.is_sparse or id(p) not in self._fresh:
                 continue
             g, f = p.grad.detach().float(), self._fresh[id(p)].float()
             b = self._before.get(id(p))
-            ff, gf, gg = ff + float((f * f).sum()), gf + float((g * f).sum()), gg + float((g * g).sum())
+            own_ff, own_gf, own_gg = float((f * f).sum()), float((g * f).sum()), float((g * g).sum())
+            ff, gf, gg = ff + own_ff, gf + own_gf, gg + own_gg
+            if own_ff > 0 and own_gg - own_gf * own_gf / own_ff < 1e-4 * own_gg:
+                each.append((own_gf / own_ff, math.sqrt(own_gg)))
             if b is not None:
                 b = b.float()
                 pp, fp, gp = pp + float((b * b).sum()), fp + float((f * b).sum()), gp + float((g * b).sum())
         if not math.isfinite(gg + ff) or ff == 0:
-            return math.nan, 0.0, 0.0
+            return math.nan, 0.0, 0.0, []
         det = ff * pp - fp * fp
         if pp == 0 or det < 1e-6 * ff * pp:
             a, b_ = gf / ff, 0.0
         else:
             a, b_ = (gf * pp - gp * fp) / det, (gp * ff - gf * fp) / det
         rest = gg - a * gf - b_ * gp
-        return a, b_ * math.sqrt(pp / gg) if gg else 0.0, math.sqrt(max(rest, 0.0) / gg) if gg else 0.0
+        return a, b_ * math.sqrt(pp / gg) if gg else 0.0, math.sqrt(max(rest, 0.0) / gg) if gg else 0.0, each
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Before a step; where it is given a closure, which computes the gradients, after the closure."""
@@ -282,8 +291,10 @@ class Recorder(LossMode):
     def _taken(self, optimizer: Optimizer) -> None:
         """What an optimizer is about to use."""
         held = self._parameters(optimizer)
-        factor, stale, rest = self._explained(held)
-        scale, unscaled = self._scale_now(), id(optimizer) in self._unscaled
+        factor, stale, rest, each = self._explained(held)
+        if not self.steps and max(self._counts.values(), default=0) > 1:
+            self.first = dict(self._fresh)
+        scale, unscaled = self._scale, id(optimizer) in self._unscaled
         first = {id(p): self._at_first[id(p)] for p in held if id(p) in self._at_first}
         apart = [p for p in held if id(p) in first and _other(p.detach().flatten()[:ENTRIES], first[id(p)])]
         self._at_first = {key: value for key, value in self._at_first.items() if key not in first}
@@ -303,6 +314,7 @@ class Recorder(LossMode):
                 scale=scale,
                 unscaled=unscaled,
                 norm=_norm([p.grad for p in held if p.grad is not None]),
+                each=each,
                 missing=[self._name(p) for p in wanted if p.grad is None],
                 apart=len(apart) / max(1, len(first)),
                 zero=[self._name(p) for p in wanted if p.grad is not None and not bool(p.grad.any())],
@@ -316,9 +328,6 @@ class Recorder(LossMode):
             self._fresh.pop(id(p), None)
             self._counts.pop(id(p), None)
             self._cleared.pop(id(p), None)
-
-    def _scale_now(self) -> float:
-        return self._scale
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """What the optimizer got for it in the last update."""

@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 from isograd.errors import InputsError
 from isograd.lint.findings import Finding, Severity
 from isograd.lint.step.kept import Kept
-from isograd.lint.step.losses import LossCall, LossMode
+from isograd.lint.step.losses import CLASSES, LossCall, LossMode
 from isograd.lint.step.rates import Course, course
 from isograd.lint.step.reading import Reading, of_few, reading_of
 from isograd.lint.step.recorder import Forward, Recorder, Step
@@ -34,6 +34,7 @@ BATCHES = 24  # of an epoch that are looked at
 UPDATES = 4
 SECONDS = 40.0  # after which no further update begins
 SEED = 0
+FLAT = (torch.strided, torch.sparse_coo)
 WIDE = 10_000_000  # predictions of a loss, from which on experiments are made with fewer rows
 
 
@@ -46,6 +47,7 @@ class Seen:
         record: of the updates.
         failed: what an update raised.
         digests: of the weights of this process before the updates and after them, where there are several.
+        parts: the micro-batches of the first update, where they are known.
     """
 
     setup: Setup
@@ -55,6 +57,7 @@ class Seen:
     failed: str = ""
     missed: list[str] = field(default_factory=list)
     digests: list[dict[str, str]] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
 
     @property
     def batches(self) -> list[Any]:
@@ -84,9 +87,6 @@ class Seen:
         """Whether one pass is dear for the classes alone, as of a vocabulary of 200,000."""
         return self.main is not None and self.main.given.numel() > WIDE
 
-    def of_kind(self, *names: str) -> list[LossCall]:
-        return [call for call in self.record.losses if call.name in names]
-
     @cached_property
     def schedulers(self) -> list[Any]:
         """Those of the setup, and others that were stepped."""
@@ -115,19 +115,21 @@ class Seen:
         named = {f"entry {name}" if name.isdigit() else name: leaf for name, leaf in named.items()}
         return {name: leaf for name, leaf in named.items() if isinstance(leaf, Tensor) and leaf.layout == torch.strided}
 
-    def formed(self, batch: Any, *, counted: bool = False, seed: int = SEED) -> LossMode:
+    def formed(self, batch: Any, *, counted: bool = False, seed: int = SEED, nudge: float = 0.0) -> LossMode:
         """The losses of a batch, formed with the same random numbers each time; nothing learns from it.
 
         Args:
             counted: also measure which predictions move the whole loss.
+            nudge: is added to each value that comes into the loss without a gradient.
         """
         mode = LossMode(self.setup.model, without_gradients=True, live=counted)
+        mode.nudge = nudge
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(counted):
             torch.manual_seed(seed)
             with mode, self._reads(mode):
-                whole = self.setup.loss_of(batch)
+                mode.whole = self.setup.loss_of(batch)
             for call in mode.losses:
-                call.count(whole)
+                call.count(mode.whole)
         return mode
 
     def answered(self, batch: Any, seed: int = SEED) -> tuple[float, list[Tensor], list[Tensor]]:
@@ -150,6 +152,12 @@ class Seen:
                 module.training = training
         return float(loss.detach()), [x.detach() for x in made], [s.detach() for s in slopes if s is not None]
 
+    def gradient(self, loss: Tensor) -> dict[int, Tensor]:
+        """Of a loss, by the parameters that have one."""
+        wanted = [p for p in self.setup.model.parameters() if p.requires_grad]
+        slopes = torch.autograd.grad(loss, wanted, allow_unused=True)
+        return {id(p): slope for p, slope in zip(wanted, slopes, strict=True) if slope is not None}
+
     @contextmanager
     def _reads(self, mode: LossMode) -> Iterator[None]:
         """Numbers that the model is called with are kept in the mode."""
@@ -164,6 +172,16 @@ class Seen:
             yield
         finally:
             hook.remove()
+
+    @cached_property
+    def counted(self) -> list[tuple[Any, Tensor, Tensor]]:
+        """The first batches, the targets of their largest loss over classes, and which of these move the whole loss."""
+        found = []
+        with suppress(Exception):  # a loss that wants what is not there
+            for batch in self.batches[: 1 if self.wide else 4]:
+                calls = [call for call in self.formed(batch, counted=True).losses if call.name in CLASSES]
+                found.append((batch, *max(calls, key=lambda call: call.given.numel()).rows[1:]))
+        return found
 
     @cached_property
     def reading(self) -> Reading | None:
@@ -261,8 +279,9 @@ def _updates(setup: Setup, seen: Seen, record: Recorder, began: float) -> None:
         for update in range(UPDATES):
             record.update = update
             at = update * wanted
-            part = [batches[(at + i) % len(batches)] for i in range(wanted)]
-            setup.update([moved(batch, setup.device) for batch in part])
+            part = [moved(batches[(at + i) % len(batches)], setup.device) for i in range(wanted)]
+            seen.parts = seen.parts or part
+            setup.update(part)
             record.scaler_is(setup.scaler)
             if time.perf_counter() - began > SECONDS:
                 break
@@ -271,11 +290,9 @@ def _updates(setup: Setup, seen: Seen, record: Recorder, began: float) -> None:
 def tensors_in(batch: Any) -> list[Tensor]:
     """Its dense tensors, and the values of sparse ones."""
     found = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    return [leaf.coalesce().values() if leaf.layout == torch.sparse_coo else leaf for leaf in found if _flat(leaf)]
-
-
-def _flat(leaf: Tensor) -> bool:
-    return leaf.layout in (torch.strided, torch.sparse_coo)
+    return [
+        leaf.coalesce().values() if leaf.layout == torch.sparse_coo else leaf for leaf in found if leaf.layout in FLAT
+    ]
 
 
 def mark(batch: Any) -> str:
