@@ -36,6 +36,11 @@ KEYS = (
     "save",
     "load",
 )
+_KINDS: dict[str, Any] = {  # of keys whose likes a run may have, as saved beside save
+    "model": nn.Module,
+    **dict.fromkeys(("loss", "step", "save", "load"), Callable),
+    **dict.fromkeys(("steps", "accumulate"), int),
+}
 _MODEL = ("model", "net", "network", "module", "m")
 
 
@@ -145,7 +150,8 @@ def setup_of(given: Any = None, **parts: Any) -> Setup:
         InputsError: something else; names what is missing.
     """
     if isinstance(given, Mapping):
-        misspelt = [name for name in given if name not in KEYS and nearest(name, KEYS)]
+        near = {name: nearest(name, KEYS) for name in given if name not in KEYS}
+        misspelt = [name for name, key in near.items() if key and isinstance(given[name], _KINDS.get(key, object))]
         if misspelt:  # what else a run has, as a criterion or a teacher, is put back with the rest
             raise InputsError(f"unknown key {misspelt[0]!r}: {hint(misspelt[0], KEYS)}")
         parts = {**{k: v for k, v in parts.items() if v is not None}, **given}
