@@ -178,6 +178,7 @@ CODES = frozenset(
         "betas-swapped",
         "clip-after-step",
         "clip-before-unscale",
+        "clip-per-tensor",
         "clip-small",
         "data-empty",
         "data-not-finite",
@@ -188,6 +189,7 @@ CODES = frozenset(
         "epochs-alike",
         "eps-large",
         "eval-mode",
+        "gradient-cut",
         "gradient-missing",
         "gradients-add-up",
         "gradients-lost",
@@ -238,6 +240,7 @@ CODES = frozenset(
         "weights-apart",
         "weight-decay-high",
         "weights-still",
+        "workers-alike",
     ]
 )  # that preflight itself reports
 

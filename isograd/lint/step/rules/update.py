@@ -1,11 +1,17 @@
 """The update: what the optimizer gets is what backward brought, once, in training mode, and it moves the weights."""
 
+import math
+from collections import defaultdict
+from statistics import median
+
 from torch import nn
 
 from isograd.errors import many
+from isograd.lint.step.recorder import Step
 from isograd.lint.step.seen import Results, Seen, finding
 
 STALE = 0.02  # of a gradient: what is left of the one before
+BLOCKS = 4  # that are clipped each by itself, at least
 NOISY = ("Dropout", "BatchNorm", "DropPath", "StochasticDepth")
 
 
@@ -139,6 +145,16 @@ def _gradients(seen: Seen) -> Results:
             "call clip_grad_norm_ before optimizer.step()",
             after[0].norm,
         )
+    apiece = [(s, factors) for s in steps for factors in [_apiece(s)] if factors]
+    if len(apiece) > len(steps) / 2:
+        step, factors = apiece[0]
+        message = f"{len(factors)} parts of the gradient have the same norm at the step, each cut by another factor"
+        message += (
+            f" ({min(factors):.2g} to {max(factors):.2g}): they are clipped one by one, so the whole gradient has"
+        )
+        message += f" another direction, and a norm of {step.norm:.3g}"
+        remedy = "clip all together: clip_grad_norm_(model.parameters(), max_norm)"
+        yield finding("clip-per-tensor", "warning", message, remedy, step.norm)
     norms = [s.norm for s in steps if s.norm == s.norm]
     if norms:
         share = f"; clipped to {min(clipped):.2g} of it" if clipped else ""
@@ -164,6 +180,19 @@ def _gradients(seen: Seen) -> Results:
             float(len(never)),
             never[0],
         )
+
+
+def _apiece(step: Step) -> list[float]:
+    """The factors of parts that are clipped one by one: each is cut to one limit, or lies below it."""
+    top = max((factor for factor, _ in step.each), default=0.0)
+    parts: dict[float, list[float]] = defaultdict(list)
+    for factor, norm in step.each if 0 < top * step.scale < 1.001 else ():
+        parts[round(factor / top, 4)].append(norm)
+    cut = {factor: math.hypot(*norms) for factor, norms in parts.items() if factor < 0.999}
+    limit = median(cut.values()) if cut else 0.0
+    alike = [factor for factor, norm in cut.items() if abs(norm - limit) < 2e-3 * limit]
+    whole = [norm for factor, norms in parts.items() if factor >= 0.999 for norm in norms]
+    return alike if len(alike) >= max(BLOCKS, 0.9 * len(cut)) and max(whole, default=0.0) < 1.01 * limit else []
 
 
 def _moves(seen: Seen) -> Results:
