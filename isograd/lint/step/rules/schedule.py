@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from isograd.errors import many
 from isograd.lint.step.rates import Course, course
 from isograd.lint.step.seen import Results, Seen, finding
 
@@ -105,7 +106,13 @@ def _course(made: Course, name: str, steps: int, scheduler: Any) -> Results:
             f"build it for {steps:,} steps",
             (last + 1) / steps,
         )
-    elif (length := _length(scheduler)) and length > 2 * steps and rates[-1] > 0.5 * peak:
+    elif (length := _length(scheduler)) and length < steps and (turns := _turns(rates, peak)):
+        message = f"{name} is built for {length:,} steps and stepped {steps:,} times: the rate falls and rises again"
+        message += f" {many(turns, 'time')}, and ends at {rates[-1] / peak:.0%} of its peak"
+        remedy = f"build it for {steps:,} steps; if it is stepped once per epoch, show that by step=; for cycles take"
+        remedy += " CosineAnnealingWarmRestarts"
+        yield finding("schedule-ends-early", "warning", message, remedy, length / steps)
+    elif length and length > 2 * steps and rates[-1] > 0.5 * peak:
         yield finding(
             "schedule-too-long",
             "warning",
@@ -118,6 +125,16 @@ def _course(made: Course, name: str, steps: int, scheduler: Any) -> Results:
         low = min(rates[made.warmup :], default=0.0)
         what = f"{name}: peak {peak:.3g} at update {made.warmup:,}, {rates[-1]:.3g} at the end ({steps:,})"
         yield f"{what}, lowest {low:.3g}"
+
+
+def _turns(rates: list[float], peak: float) -> int:
+    """How often a rate rises above half of its peak after it has fallen below a tenth of it.
+
+    >>> _turns([0.0, 1.0, 0.5, 0.0, 0.5, 1.0, 0.5, 0.0, 0.4], 1.0)
+    1
+    """
+    high = [rate > peak / 2 for rate in rates if rate < peak / 10 or rate > peak / 2]
+    return sum(b > a for a, b in itertools.pairwise(high[high.index(True) :]))
 
 
 def _length(scheduler: Any) -> int | None:
