@@ -2,11 +2,11 @@
 
 import torch
 
-from isograd.lint.step.losses import CLASSES
+from isograd.lint.step.losses import CLASSES, HALF
 from isograd.lint.step.seen import Results, Seen, finding
 
 LOST = 0.3  # of entries with a gradient that do not move
-HALF = (torch.float16, torch.bfloat16)
+COARSE = 0.1  # nats between two numbers
 
 
 def look(seen: Seen) -> Results:
@@ -128,6 +128,14 @@ def _autocast(seen: Seen) -> Results:
         yield finding(
             "loss-in-half", "info", f"the loss is computed in {calls[0].given.dtype}", "give it logits.float()", 1.0
         )
+    if seen.record.coarse and seen.record.coarse[0] >= COARSE:
+        step, size, dtype = seen.record.coarse
+        message = (
+            f"log-probabilities of about -{size:.0f} nats are subtracted in {dtype}, where numbers of that size are"
+        )
+        message += f" {step:.2g} nats apart: their difference is rounded to that"
+        remedy = "take log_softmax and its sums in float32: logits.float().log_softmax(-1)"
+        yield finding("loss-in-half", "warning", message, remedy, step)
     used = {str(f.autocast).removeprefix("torch.") for f in inside if f.autocast}
     if used:
         yield f"forward passes under autocast to {', '.join(sorted(used))}"
