@@ -1,12 +1,14 @@
 """The data: finite, different from batch to batch and from epoch to epoch, with targets that say something."""
 
 import math
+import warnings
 from collections import Counter
 from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from isograd.lint.step.losses import CLASSES, NUMBERS
 from isograd.lint.step.seen import Results, Seen, finding, mark, tensors_in
@@ -15,6 +17,8 @@ FAR = 20.0  # of a mean or a standard deviation
 COPIED = 0.9999
 UNRELATED = 0.1  # of a correlation
 FAR_ROWS = 64  # of the data, in equal steps
+ROWS_WITHOUT = 4  # targets, at least
+SHARED = 8  # records that two workers give, at least
 SEQUENTIAL = ("SequentialSampler",)
 
 
@@ -31,6 +35,8 @@ def look(seen: Seen) -> Results:
     yield from _targets(seen)
     yield from _numbers(seen)
     yield from _drawn(seen)
+    yield from _rows_without(seen)
+    yield from _workers(seen)
 
 
 def _finite(seen: Seen) -> Results:
@@ -91,6 +97,45 @@ def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Results:
         yield f"{count} batches, each its own; a second epoch has the same order {why}"
     else:
         yield f"{count} batches, each its own{'; a second epoch has another order' if again else ''}"
+
+
+def _workers(seen: Seen) -> Results:
+    """Two workers of a DataLoader: do they give the same records of a stream, or draw the same random numbers?"""
+    loader = seen.setup.data
+    if not isinstance(loader, DataLoader) or loader.num_workers < 2:
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        given = [[row for b in seen.batches[at :: loader.num_workers] for row in _row_marks(b)] for at in range(2)]
+        one, other = map(set, given)
+        shared = len(one & other)
+        if shared >= SHARED and shared > 0.3 * min(len(one), len(other)) and len(given[0]) - len(one) < shared / 4:
+            message = f"of the first {len(one)} records of worker 0 {shared} came from worker 1, too: each of the"
+            message += f" {loader.num_workers} workers reads the whole stream"
+            remedy = "give each worker its share in __iter__: islice(records, info.id, None, info.num_workers),"
+            remedy += " info = torch.utils.data.get_worker_info()"
+            yield finding("workers-alike", "error", message, remedy, float(shared))
+        return
+    at = next(iter(loader.sampler), None)
+    if loader.batch_size is None or at is None:
+        return
+    if len({mark(loader.collate_fn([loader.dataset[at]])) for _ in range(2)}) == 1:
+        return
+    options = {name: getattr(loader, name) for name in ("collate_fn", "worker_init_fn", "multiprocessing_context")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # two workers, where there is one core
+        probe: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=[[at]] * 4, num_workers=2, **options)
+        drawn = [*map(mark, probe)]  # of the first worker, the second, the first
+    if drawn[0] != drawn[2] and drawn[0] == drawn[1] and drawn[2] == drawn[3]:
+        message = "one row of the data, read twice, is drawn anew, and two workers draw the same two: each has a copy"
+        message += " of one generator in one state"
+        remedy = "draw from the generators of torch, numpy or random, which a DataLoader seeds for each worker, or seed"
+        remedy += " the dataset's own in worker_init_fn by torch.initial_seed()"
+        yield finding("workers-alike", "error", message, remedy)
+
+
+def _row_marks(batch: Any) -> list[str]:
+    leaves = [leaf for leaf in tensors_in(batch) if leaf.ndim]
+    return [mark([leaf[row] for leaf in leaves if len(leaf) > row]) for row in range(len(leaves[0]) if leaves else 0)]
 
 
 def _equal_rows(batch: Any) -> list[float]:
@@ -219,6 +264,22 @@ def _targets(seen: Seen) -> Results:
     yield from _sorted_batches(seen)
 
 
+def _rows_without(seen: Seen) -> Results:
+    """Rows of a causal model of which no target moves the loss: they are computed, and teach nothing."""
+    read = seen.reading
+    if read is None or read.offset is None or read.both:
+        return
+    bare: list[bool] = []
+    for batch, _, counts in seen.counted:
+        ids = seen.leaves(batch)[read.name]
+        bare += (~counts.view(len(ids), -1).any(1)).tolist() if len(counts) % len(ids) == 0 else []
+    if sum(bare) >= ROWS_WITHOUT and sum(bare) > len(bare) / 10:
+        message = f"{sum(bare)} of {len(bare)} rows have no target that counts: the model learns nothing from them"
+        remedy = "look how targets are marked in such a row: a marker of the answer is not found where it is tokenized"
+        remedy += " otherwise within the text, or a prompt fills the row"
+        yield finding("batch-without-targets", "warning", message, remedy, sum(bare) / len(bare))
+
+
 def _from_data(seen: Seen, value: int) -> bool:
     """Whether a batch holds this constant: a loss may make it, where the first of several candidates is right."""
     leaves = [x for batch in seen.batches[:2] for x in tensors_in(batch) if x.numel() > 1 and x.dtype != torch.bool]
@@ -280,7 +341,7 @@ def _numbers(seen: Seen) -> Results:
     """Inputs and targets that are numbers: of a size that a network takes, and no target among the inputs."""
     call = seen.main
     if call is not None and call.name in NUMBERS:
-        targets = torch.cat([c.target.flatten().float() for c in seen.of_kind(*NUMBERS)][:50])
+        targets = torch.cat([c.target.flatten().float() for c in seen.record.losses if c.name in NUMBERS][:50])
         mean, std = float(targets.mean()), float(targets.std())
         if std == 0 and targets.numel() > 8:
             yield finding(
