@@ -18,6 +18,8 @@ SHIFTED = {
 SHOWN = 0.5  # of the targets, from which on they are visible
 UNEQUAL = 3.0  # targets of one part over those of another
 EXACT = 0.03
+ALONG = 0.9  # cosine of gradients that are of one loss
+LOGS = {"nll_loss": ", or take cross_entropy of the logits", "kl_div": "", "ctc_loss": ""}  # take logarithms
 ROWS = 32  # of a batch that are compared with each other
 COPIED = 0.95  # the share of labels that are the inputs, moved
 
@@ -78,7 +80,7 @@ def _predicts(seen: Seen) -> Results:
         call = seen.main
         if call is not None and call.target.ndim and not read.both:
             rows = call.rows[1]
-            if rows.numel() == read.ids.numel() and mixed(read.ids, _shape(rows, read.ids)):
+            if rows.numel() == read.ids.numel() and mixed(read.ids, rows.view(len(read.ids), -1)):
                 yield finding(
                     "targets-mixed",
                     "error",
@@ -93,7 +95,7 @@ def _predicts(seen: Seen) -> Results:
             yield finding(
                 "target-leaks",
                 "error",
-                f"the target is the id {_places(read.offset)} in {read.name}, and the model reads it:"
+                f"the target is the id {read.offset} further on in {read.name}, and the model reads it:"
                 f" changing it moved the prediction in {read.visible:.0%} of {read.tried} tries",
                 "mask the attention: is_causal=True, or a triangular mask, in every layer",
                 read.visible,
@@ -130,14 +132,6 @@ def _predicts(seen: Seen) -> Results:
         )
 
 
-def _shape(rows: Tensor, ids: Tensor) -> Tensor:
-    return rows.view(len(ids), -1)
-
-
-def _places(offset: int) -> str:
-    return "of the next position" if offset == 1 else f"{offset} places later"
-
-
 def _form(seen: Seen) -> Results:
     """What the loss function got."""
     if n := seen.record.spread:
@@ -163,41 +157,68 @@ def _form(seen: Seen) -> Results:
                     float(math.prod(spread)),
                 )
                 break
-        if call.name == "cross_entropy" and _probabilities(call):
-            yield finding(
-                "loss-of-probabilities",
-                "error",
-                "cross_entropy takes logits and got probabilities (rows that sum to 1): it applies softmax again,"
-                " and the loss"
-                f" cannot fall below {_floor(call):.2f}",
-                "pass the logits, without softmax",
-                call.value or 0.0,
-            )
+        if wrong := _wrong(call):
+            message = f"{call.name} takes {wrong[0]} and got {wrong[1]}"
+            yield finding("loss-of-probabilities", "error", message, wrong[2], call.value or 0.0)
             break
-        if call.name == "nll_loss" and bool((call.rows[0] > 1e-4).any()):
-            what = "probabilities" if "Softmax" in call.made_by else "values above 0"
-            yield finding(
-                "loss-of-probabilities",
-                "error",
-                f"nll_loss takes logarithms of probabilities and got {what}",
-                "pass log_softmax(logits, -1), or take cross_entropy of the logits",
-                call.value or 0.0,
-            )
-            break
-        if call.name == "binary_cross_entropy_with_logits" and "Sigmoid" in call.made_by:
-            yield finding(
-                "loss-of-probabilities",
-                "error",
-                "binary_cross_entropy_with_logits takes logits and got the output of a sigmoid",
-                "pass the logits, or take binary_cross_entropy",
-                call.value or 0.0,
-            )
-            break
+    yield from _regrouped(seen)
+    yield from _constants(seen)
     main = seen.main
     if main is not None and main.name in CLASSES and not main.target.is_floating_point():
         counts = main.rows[2]
         if int(counts.sum()) and main.value is not None and main.reduction == "sum":
             yield f"the sum over {int(counts.sum()):,} targets, not their mean"
+
+
+def _regrouped(seen: Seen) -> Results:
+    """Scores (batch, classes, places) viewed as (batch * places, classes): a row has entries of several places."""
+    labels = [x.shape[1:] for b in seen.batches[:1] for x in seen.leaves(b).values() if not x.is_floating_point()]
+    for call in seen.record.losses[:1]:
+        shape, classes = call.viewed, call.given.shape[-1]
+        if shape and call.given.ndim == 2 and shape[1] == classes != shape[-1] and shape[2:] in labels:
+            message = (
+                f"scores of shape {shape} are reshaped to {tuple(call.given.shape)}: a row, taken as the {classes}"
+            )
+            message += f" classes of one place, has one class at {classes} neighbouring places of {shape[-1]}"
+            remedy = "move the classes to the end first: scores.movedim(1, -1).reshape(-1, scores.shape[1])"
+            yield finding("targets-mixed", "error", message, remedy, float(classes))
+
+
+def _constants(seen: Seen) -> Results:
+    """A part of the loss that adds to its value and to no gradient: 1 more there, and only the value moves."""
+    if not seen.record.constants or not seen.batches:
+        return
+    try:
+        plain, nudged = (seen.formed(seen.batches[0], counted=True, nudge=nudge) for nudge in (0.0, 1.0))
+        before, after = (seen.gradient(mode.whole) for mode in (plain, nudged))
+    except Exception:  # it may be a count, or what a branch hangs on
+        return
+    moved = float(nudged.whole.detach() - plain.whole.detach())
+    same = before.keys() == after.keys() and all(torch.allclose(after[k], before[k], 1e-4) for k in before)
+    if plain.constants and abs(moved) > 1e-5 and same:
+        message = f"the loss has a part without a gradient, {plain.constants[0]}: adding 1 there moves the loss by"
+        message += f" {moved:.2g} and no gradient, so that part trains nothing"
+        remedy = "form it of what the trained model returns, without .item(), .detach() or no_grad()"
+        yield finding("gradient-cut", "warning", message, remedy, moved)
+
+
+def _wrong(call: LossCall) -> tuple[str, str, str] | None:
+    """Where a loss got probabilities for logits or logarithms, or the other way round: both, and what to do."""
+    given, logs = call.given, "logarithms of probabilities"
+    if call.name == "cross_entropy" and _probabilities(call):
+        what = "probabilities (rows that sum to 1): it applies softmax again, and"
+        return "logits", f"{what} the loss cannot fall below {_floor(call):.2f}", "pass the logits, without softmax"
+    if call.name in LOGS and bool((given > 1e-4).any()):
+        inside = bool(((given >= 0) & (given <= 1)).all())
+        what = (
+            f"{'probabilities' if inside else 'values above 0'} ({float(given.min()):.2g} to {float(given.max()):.2g})"
+        )
+        return logs, what, f"pass log_softmax(logits, -1){LOGS[call.name]}"
+    if call.name == "binary_cross_entropy_with_logits" and "Sigmoid" in call.made_by:
+        return "logits", "the output of a sigmoid", "pass the logits, or take binary_cross_entropy"
+    if call.name == "kl_div" and bool((call.target < -1e-4).any()) and not call.settings.get("log_target"):
+        return "a target of probabilities", "their logarithms", "pass log_target=True"
+    return None
 
 
 def _probabilities(call: LossCall) -> bool:
@@ -221,7 +242,7 @@ def _weights(seen: Seen) -> Results:
         if call.name in CLASSES and not call.target.is_floating_point() and call.training:
             parts.setdefault((call.update, call.part), []).append(call)
     scored = [int(max(calls, key=lambda c: c.given.numel()).rows[2].sum()) for calls in parts.values()]
-    ones = [values for values in seen.record.weights() if len(values) > 1] or _levels(seen)
+    ones = [values for values in seen.record.weights() if len(values) > 1] or _measured(seen)
     for weights in ones[:1]:
         total = sum(weights)
         if abs(total - len(weights)) < EXACT * len(weights):
@@ -233,6 +254,11 @@ def _weights(seen: Seen) -> Results:
                 f"divide each loss by {len(weights)}",
                 total,
             )
+        elif abs(total * len(weights) - 1) < EXACT:
+            message = f"the gradient of an update of {len(weights)} micro-batches is {total:.2g} of that of their mean"
+            message += f" loss: it is divided by {len(weights)} once too often"
+            remedy = "divide the losses once: by their number, or by the number of targets in all of them, not by both"
+            yield finding("accumulation-undivided", "warning", message, remedy, total)
         elif abs(total - 1) < EXACT:
             each = dict.fromkeys((f"{min(weights):.2f}", f"{max(weights):.2f}"))
             yield f"{len(weights)} micro-batches make an update, weighted {' to '.join(each)} each"
@@ -248,14 +274,21 @@ def _weights(seen: Seen) -> Results:
                 )
 
 
-def _levels(seen: Seen) -> list[list[float]]:
-    """Weights of parts whose mean loss is not known, by what a guess loses: only where they are clearly not divided."""
-    call, wanted = seen.main, seen.setup.accumulate
-    values = [v for u, _, v in seen.record.backwards if u == 0]
-    if call is None or call.name not in CLASSES or wanted < 4 or len(values) != wanted:
-        return []
-    guess = math.log(call.rows[0].shape[-1])
-    return [[1.0] * wanted] if all(0.7 * guess < v < 2 * guess for v in values) else []
+def _measured(seen: Seen) -> list[list[float]]:
+    """Weights of parts by the gradient before the first step, beside that of the mean of their losses."""
+    wanted: dict[int, Tensor] = {}
+    for batch in seen.parts if seen.record.first else ():
+        try:
+            slopes = seen.gradient(seen.formed(batch, counted=True).whole)
+        except Exception:  # a loop with a step alone
+            return []
+        wanted = {key: wanted.get(key, 0.0) + slope / len(seen.parts) for key, slope in slopes.items()}
+    pairs = [
+        (seen.record.first[key].double(), slope.double()) for key, slope in wanted.items() if key in seen.record.first
+    ]
+    both, own, mean = (sum(float((x[i] * x[j]).sum()) for x in pairs) for i, j in ((0, 1), (0, 0), (1, 1)))
+    weight = both / mean / seen.steps[0].scale / len(seen.parts) if mean else 0.0
+    return [[weight] * len(seen.parts)] if both > ALONG * math.sqrt(own * mean) > 0 else []
 
 
 def mixed(x: Tensor, y: Tensor) -> bool:
