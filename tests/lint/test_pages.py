@@ -151,6 +151,7 @@ OF_STEP = sorted(report.CODES - CODES - IN_PROCESSES)
 
 
 @pytest.mark.parametrize("code", few([*sorted(CODES), *OF_STEP], [*OWN[::2], *OF_STEP[::4]]))
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
 def test_the_example_of_a_page_has_its_fault(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", text(code), re.DOTALL)
     findings = checked(example, monkeypatch)
@@ -175,6 +176,7 @@ def mended(code: str) -> str | None:
 
 
 @pytest.mark.parametrize("code", few(sorted(code for code in EVERY - IN_PROCESSES if mended(code) is not None), 3))
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
 def test_the_advice_of_a_page_mends_its_example(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     example = mended(code)
     assert example is not None
