@@ -64,7 +64,7 @@ def one_by_one(model: nn.Module) -> None:
 
 def by_hand(model: nn.Module) -> None:
     for p in model.parameters():
-        p.grad *= min(1.0, LIMIT / float(p.grad.norm()))  # type: ignore[assignment, union-attr]
+        p.grad *= min(1.0, LIMIT / float(p.grad.norm()))  # type: ignore[assignment, operator]
 
 
 def by_layer(model: nn.Module) -> None:
