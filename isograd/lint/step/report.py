@@ -43,6 +43,7 @@ FOLLOWS = {  # a code -> those that are its consequences
     "target-leaks": ("future-leaks", "bidirectional-logits"),
     "targets-constant": ("data-sorted", "target-in-inputs", "target-unrelated"),
     "same-batch": ("data-sorted", "epochs-alike"),
+    "workers-alike": ("same-batch", "epochs-alike"),
     "loss-not-finite": ("resume-loses", "resume-differs", "gradients-add-up", "weights-still"),
     "batch-without-targets": ("output-not-finite", "loss-not-finite", "resume-loses", "resume-differs"),
     "data-not-finite": (
