@@ -64,7 +64,8 @@ def one_by_one(model: nn.Module) -> None:
 
 def by_hand(model: nn.Module) -> None:
     for p in model.parameters():
-        p.grad *= min(1.0, LIMIT / float(p.grad.norm()))  # type: ignore[assignment, operator]
+        assert p.grad is not None
+        p.grad.mul_(min(1.0, LIMIT / float(p.grad.norm())))
 
 
 def by_layer(model: nn.Module) -> None:
@@ -85,7 +86,8 @@ def two_parts(model: nn.Module) -> None:
 
 def normalized(model: nn.Module) -> None:
     for p in model.parameters():
-        p.grad /= p.grad.norm()  # type: ignore[union-attr]
+        assert p.grad is not None
+        p.grad.div_(p.grad.norm())
 
 
 @pytest.mark.parametrize("clip", [one_by_one, by_hand, by_layer, partial(clipped, one_by_one, scaled=True)])
