@@ -209,6 +209,13 @@ def in_place(model: nn.Module, batch: Any) -> Tensor:
     return functional.cross_entropy(model(batch[0]).transpose(1, 2), batch[1])
 
 
+def two_tasks(model: nn.Module, batch: Any) -> Tensor:
+    """Rows without labels have their place in another loss."""
+    other = (batch[1] < 0).all(1)
+    sums = functional.mse_loss(model(batch[0][:, :-1]).mean((1, 2))[other], batch[0][other].float().mean(1) / VOCAB)
+    return transposed(model, batch) + sums
+
+
 @pytest.mark.parametrize("form", [transposed, flat, masked])
 def test_rows_without_targets(form: Callable[..., Tensor]) -> None:
     assert named("batch-without-targets", of_ids(form, rows_of(0.4)))
@@ -216,9 +223,18 @@ def test_rows_without_targets(form: Callable[..., Tensor]) -> None:
 
 @pytest.mark.parametrize(
     ("form", "hidden", "model"),
-    [(transposed, 0.0, Causal), (masked, 0.0, Causal), (flat, 0.03, Causal), (in_place, 0.4, Both), (flat, 0.4, Both)],
+    [
+        (transposed, 0.0, Causal),
+        (masked, 0.0, Causal),
+        (flat, 0.03, Causal),
+        (in_place, 0.4, Both),
+        (flat, 0.4, Both),
+        (two_tasks, 0.4, Causal),
+    ],
 )
-def test_rows_with_targets_or_of_a_model_that_reads_both_ways(form: Any, hidden: float, model: Any) -> None:
+def test_rows_with_targets_or_with_another_loss_or_of_a_model_that_reads_both_ways(
+    form: Any, hidden: float, model: Any
+) -> None:
     assert not named("batch-without-targets", of_ids(form, rows_of(hidden), model()))
 
 

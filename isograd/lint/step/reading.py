@@ -161,7 +161,7 @@ def _changed(
         other = ids.clone()
         for row, p in enumerate(places):
             other[row, p] = values[(torch.searchsorted(values, ids[row, p]) + 1 + at) % len(values)]
-        mode = seen.formed(_with(batch, ids, other))
+        mode = seen.formed(replaced(batch, ids, other))
         calls = [call for call in mode.losses if call.name in CLASSES]
         if len(calls) <= which or calls[which].rows[0].shape != given.shape:
             return None
@@ -190,7 +190,7 @@ def _changed(
 def _crossed(seen: "Seen", batch: Any, ids: Tensor, which: int, given: Tensor, count: int) -> bool:
     other = ids.clone()
     other[0] = ids[0].roll(1)
-    calls = [call for call in seen.formed(_with(batch, ids, other)).losses if call.name in CLASSES]
+    calls = [call for call in seen.formed(replaced(batch, ids, other)).losses if call.name in CLASSES]
     if len(calls) <= which or calls[which].rows[0].shape != given.shape or count < 2:
         return False
     size = given.float().abs().max() * 1e-5
@@ -199,6 +199,6 @@ def _crossed(seen: "Seen", batch: Any, ids: Tensor, which: int, given: Tensor, c
     return len(moved) > 2 and bool((moved % count == 0).all()) and bool((moved >= length).any())
 
 
-def _with(batch: Any, old: Tensor, new: Tensor) -> Any:
+def replaced(batch: Any, old: Tensor, new: Tensor) -> Any:
     """The batch with another tensor in one place."""
     return tree_map(lambda leaf: new if leaf is old else leaf, batch)

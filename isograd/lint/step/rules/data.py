@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from isograd.lint.step.losses import CLASSES, NUMBERS
+from isograd.lint.step.reading import replaced
 from isograd.lint.step.seen import Results, Seen, finding, mark, tensors_in
 
 FAR = 20.0  # of a mean or a standard deviation
@@ -265,16 +266,22 @@ def _targets(seen: Seen) -> Results:
 
 
 def _rows_without(seen: Seen) -> Results:
-    """Rows of a causal model of which no target moves the loss: they are computed, and teach nothing."""
+    """Rows of a causal model that have no target and, read otherwise, leave the loss as it is: they teach nothing."""
     read = seen.reading
     if read is None or read.offset is None or read.both:
         return
     bare: list[bool] = []
     for batch, _, counts in seen.counted:
         ids = seen.leaves(batch)[read.name]
-        bare += (~counts.view(len(ids), -1).any(1)).tolist() if len(counts) % len(ids) == 0 else []
+        if len(counts) % len(ids) == 0:
+            here = ~counts.view(len(ids), -1).any(1)
+            other = replaced(batch, ids, torch.where(here[:, None], ids.flip(1), ids))
+            still = not here.any() or torch.allclose(*(seen.formed(one).whole for one in (batch, other)), rtol=1e-6)
+            bare += here.tolist() if still else []
     if sum(bare) >= ROWS_WITHOUT and sum(bare) > len(bare) / 10:
-        message = f"{sum(bare)} of {len(bare)} rows have no target that counts: the model learns nothing from them"
+        message = (
+            f"{sum(bare)} of {len(bare)} rows have no target that counts: with other ids there the loss is the same"
+        )
         remedy = "look how targets are marked in such a row: a marker of the answer is not found where it is tokenized"
         remedy += " otherwise within the text, or a prompt fills the row"
         yield finding("batch-without-targets", "warning", message, remedy, sum(bare) / len(bare))
