@@ -276,12 +276,10 @@ def _rows_without(seen: Seen) -> Results:
         if len(counts) % len(ids) == 0:
             here = ~counts.view(len(ids), -1).any(1)
             other = replaced(batch, ids, torch.where(here[:, None], ids.flip(1), ids))
-            still = not here.any() or torch.allclose(*(seen.formed(one).whole for one in (batch, other)), rtol=1e-6)
-            bare += here.tolist() if still else []
+            wholes = [seen.formed(one).whole for one in (batch, other) if here.any()]
+            bare += here.tolist() if not wholes or torch.allclose(wholes[0], wholes[1], rtol=1e-6) else []
     if sum(bare) >= ROWS_WITHOUT and sum(bare) > len(bare) / 10:
-        message = (
-            f"{sum(bare)} of {len(bare)} rows have no target that counts: with other ids there the loss is the same"
-        )
+        message = f"{sum(bare)} of {len(bare)} rows have no target that counts: with other ids there the loss is equal"
         remedy = "look how targets are marked in such a row: a marker of the answer is not found where it is tokenized"
         remedy += " otherwise within the text, or a prompt fills the row"
         yield finding("batch-without-targets", "warning", message, remedy, sum(bare) / len(bare))
