@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from isograd.diagnose.watch.writers import PER_STEP, Row, alarm
 from isograd.files import read_rows
-from isograd.lint.step.update import by_mode
+from isograd.lint.step.rules.update import by_mode
 
 HALF = (torch.float16, torch.bfloat16)
 MATRICES, ENTRIES = 16, 256
