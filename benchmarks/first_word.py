@@ -51,8 +51,9 @@ class Command:
 
 
 _OUT = ("--out", "out")
+_SEARCH = ("--find", "max-lr")
 _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
-    "show": {"": [(), ("pre-ln",), ("recipes",)], NAME: [("prenormx",)]},
+    "show": {"": [(), ("pre-ln",), ("recipes",), ("skill",)], NAME: [("prenormx",)]},
     "compare": {
         RECIPE: [("--recipe", "damaged.yaml"), ("--recipe", "unknown.yaml")],
         NAME: [("--placements", "prenormx")],
@@ -60,21 +61,25 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
         HUB: [("--data", "a/b")],
     },
     "study": {
-        RECIPE: [("damaged.yaml",), ("unknown.yaml",)],
-        NAME: [("axes.yaml",)],
-        FILE: [("missing.yaml",), ("studies/warmup", "data.source=missing.txt")],
+        RECIPE: [("damaged.yaml",), ("unknown.yaml",), ("damaged.yaml", *_SEARCH), ("unknown.yaml", *_SEARCH)],
+        NAME: [("axes.yaml",), ("good.yaml", *_SEARCH, "--placements", "prenormx")],
+        FILE: [
+            ("missing.yaml",),
+            ("studies/warmup", "data.source=missing.txt"),
+            ("missing.yaml", *_SEARCH),
+            ("good.yaml", "data.source=missing.txt", *_SEARCH),
+        ],
         HUB: [("studies/warmup", "data.source=a/b")],
-    },
-    "headroom": {
-        RECIPE: [("damaged.yaml",), ("unknown.yaml",)],
-        NAME: [("good.yaml", "--placements", "prenormx")],
-        FILE: [("missing.yaml",), ("good.yaml", "data.source=missing.txt")],
     },
     "transfer": {
         RECIPE: [("damaged.yaml", "--depth", "2:4"), ("unknown.yaml", "--depth", "2:4")],
         FILE: [("missing.yaml", "--depth", "2:4")],
     },
-    "reproduce": {"": [("--list",)], FILE: [("xiong2020/warmup-fig2", "--data", "missing")]},
+    "reproduce": {
+        "": [("--list",), ("theory", "--list")],
+        NAME: [("theory", "lema-1")],
+        FILE: [("xiong2020/warmup-fig2", "--data", "missing")],
+    },
     "train": {
         RECIPE: [("damaged.yaml",), ("unknown.yaml", "--dry-run"), ("task=nonsense",)],
         NAME: [("model.placement=prenormx",)],
@@ -108,9 +113,7 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "explain": {"": [("init-large",)], FILE: [("./missing",)], HUB: [("a/b",)]},
     "replay": {FILE: [("missing",)]},
     "report": {FILE: [("missing",), ("missing", "--open")]},
-    "theory": {"": [("--list",)], NAME: [("lema-1",)]},
     "doctor": {},
-    "skill": {"": [()]},
 }
 
 

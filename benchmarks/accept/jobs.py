@@ -45,7 +45,7 @@ _HERE = {  # what needs nothing but the repository: command, minutes of one core
     "faults-held-out": ("python -m benchmarks.faults check --held-out --out {out}", 8),
     "study-warmup": ("isograd study warmup --jobs 1 --out {out}", 44),
     "study-depth": ("isograd study depth --jobs 1 --out {out}", 68),
-    "headroom": (f"isograd headroom studies/headroom {_ONE}", 53),
+    "headroom": (f"isograd study studies/headroom --find max-lr {_ONE}", 53),
     "initial-gradients": ("python examples/initial_gradients.py", 3),
     "blocks": ("python -m benchmarks.accept.blocks --out {out}", 8),
     "site": ("python -m sphinx --fail-on-warning --keep-going --quiet docs {out}/html", 4),
@@ -139,7 +139,7 @@ _JOBS = [
         Job(name=name, command=command, minutes=minutes, needs=needs)
         for name, (command, minutes, needs) in _ELSEWHERE.items()
     ),
-    Job(name="theory", command="isograd theory --negative-controls --out {out}", minutes=4.5, codes=(0, 1)),
+    Job(name="theory", command="isograd reproduce theory --negative-controls --out {out}", minutes=4.5, codes=(0, 1)),
     Job(
         name="collapse-grid-new",
         command="python benchmarks/collapse_grid.py --first 20000 --runs 60 --folder {out}",

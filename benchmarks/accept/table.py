@@ -171,8 +171,9 @@ _GRADIENTS = (
     " it is 0.8 to 1.6 times Pre-LN's."
 )
 _THEORY = (
-    "The papers' claims about initialization are measured at up to 48 layers: every verdict of `isograd theory` holds"
-    " but those that are recorded as false, and every negative control is refused: theory."
+    "The papers' claims about initialization are measured at up to 48 layers: every verdict of"
+    " `isograd reproduce theory` holds but those that are recorded as false, and every negative control is"
+    " refused: theory."
 )
 _NUMBERS = "Of 500 unseen German number words at least 495 are translated exactly after 1,200 updates (one run)."
 _EXPORT = (

@@ -97,10 +97,9 @@ ORDERED = {  # the same, in an order of its own
 }
 GUIDES = {  # verb -> the page that explains it
     "compare": "compare",
-    "study": "study",
-    "headroom": "headroom",
+    "study": "study headroom",
     "transfer": "transfer",
-    "reproduce": "reproduce",
+    "reproduce": "reproduce theory",
     "train": "training",
     "translate": "translation",
     "evaluate": "translation finetuning zero-shot",
@@ -115,10 +114,8 @@ GUIDES = {  # verb -> the page that explains it
     "explain": "diagnose check",
     "replay": "replay",
     "report": "report",
-    "theory": "theory",
     "doctor": "performance",
-    "skill": "agents",
-    "show": "placements training",
+    "show": "placements training agents",
 }
 _SYMBOLS = {
     r"\^\(([^()]*)\)|\^(\w+)": r"<sup>\1\2</sup>",

@@ -33,10 +33,9 @@ VERBS = {
     "explain": "check.explain_code",
     "preflight": "preflight.preflight",
     "watch": "watch.watch",
-    "show": "catalogue.show",
+    "show": "catalogue.show skill.show_skill",
     "conform": "conform.conform",
     "doctor": "doctor.doctor",
-    "skill": "skill.skill",
 }
 FIRST = ("check", "preflight", "watch", "explain", "compare", "train", "report")  # what most people come for
 STOREYS = ("isograd", "isograd.convert", "isograd.lab", "isograd.papers")  # each says its own verbs, in its room `cli`

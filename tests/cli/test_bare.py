@@ -143,9 +143,8 @@ def test_the_library_and_verbs_of_core_work(tmp_path: Path) -> None:
         ["train", "number-words"],
         ["compare"],
         ["report", "."],
-        ["theory"],
         ["explain", "own.py:model"],
-        ["reproduce", "--list"],
+        ["reproduce", "theory"],
     ],
     ids=lambda words: words[0],
 )

@@ -109,7 +109,10 @@ def test_recipes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (["train", "iwslt14-smal"], "did you mean 'xiong2020/iwslt14-small'?"),
         (["study", "warm-up"], "did you mean 'warmup'?"),
         (["compare", "--recipe", "iwslt14"], "choose one of admin2020/iwslt14, xiong2020/iwslt14"),
-        (["headroom", "zzzz"], "zzzz: no such recipe; 'isograd show recipes' lists those of the package"),
+        (
+            ["study", "zzzz", "--find", "max-lr"],
+            "zzzz: no such recipe; 'isograd show recipes' lists those of the package",
+        ),
     ],
 )
 def test_recipes_of_no_such_name(command: list[str], said: str) -> None:
@@ -259,7 +262,7 @@ def test_completion(line: str, found: str, tmp_path: Path) -> None:
         "train model.layrs=3",
         "compare --placements prenorm",
         "study studies/warmup model.layrs=3",
-        "headroom model.layrs=3",
+        "study model.layrs=3 --find max-lr",
     ],
 )
 def test_a_refusal_of_the_recipe_loads_no_torch(command: str) -> None:

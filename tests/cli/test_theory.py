@@ -1,4 +1,4 @@
-"""`isograd theory`, its files and its exit codes."""
+"""`isograd reproduce theory`, its files and its exit codes."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.study.arms import called, refused
 def test_json_a_page_and_figures(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "theory"
     code, told, err = called(
-        "theory", "lemma-3", "lemma-1", "--seeds", "1", "--json", "--negative-controls", "--out", str(out)
+        "reproduce", "theory", "lemma-3", "lemma-1", "--seeds", "1", "--json", "--negative-controls", "--out", str(out)
     )
     assert code == 0, err
     content = json.loads(told)
@@ -35,7 +35,7 @@ def test_json_a_page_and_figures(tmp_path: Path) -> None:
 
 
 def test_a_table_and_progress(tmp_path: Path) -> None:
-    code, told, err = called("theory", "lemma-1", "--seeds", "1", "--out", str(tmp_path))
+    code, told, err = called("reproduce", "theory", "lemma-1", "--seeds", "1", "--out", str(tmp_path))
     assert code == 0 and re.search(r"lemma-1 +any +1 +\S+ +0.99 to 1.01 +holds", told)
     assert "1 of 1 verdicts hold." in told and "foil" not in told
     assert err.startswith("lemma-1, relu: ")
@@ -43,15 +43,25 @@ def test_a_table_and_progress(tmp_path: Path) -> None:
 
 def test_a_claim_that_fails(tmp_path: Path) -> None:
     """One seed is too noisy for this one."""
-    code, told, err = called("theory", "lemma-2-post-ln", "--seeds", "1", "--out", str(tmp_path))
+    code, told, err = called("reproduce", "theory", "lemma-2-post-ln", "--seeds", "1", "--out", str(tmp_path))
     assert code == 1 and "0 of 1 verdicts hold." in told and " fails" in told
-    assert err.endswith("isograd theory: lemma-2-post-ln does not hold for post-ln\n")
+    assert err.endswith("isograd reproduce: lemma-2-post-ln does not hold for post-ln\n")
     assert 'class="bad">fails' in (tmp_path / "theory.html").read_text()
 
 
 @pytest.mark.slow
 def test_the_same_seeds_give_the_same_numbers(tmp_path: Path) -> None:
-    command = ["theory", "lemma-3", "hidden-state-growth", "--seeds", "1", "--json", "--out", str(tmp_path)]
+    command = [
+        "reproduce",
+        "theory",
+        "lemma-3",
+        "hidden-state-growth",
+        "--seeds",
+        "1",
+        "--json",
+        "--out",
+        str(tmp_path),
+    ]
     torch.manual_seed(1)
     one = json.loads(called(*command)[1])["verdicts"]
     torch.manual_seed(2)
@@ -60,10 +70,10 @@ def test_the_same_seeds_give_the_same_numbers(tmp_path: Path) -> None:
 
 def test_list_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, told, err = called("theory", "--list")
+    code, told, err = called("reproduce", "theory", "--list")
     assert (code, err) == (0, "") and not list(tmp_path.iterdir())
     assert [line.split()[0] for line in told.splitlines() if not line.startswith(" ")] == list(CLAIMS)
-    content = json.loads(called("theory", "--list", "--json", "amplification")[1])
+    content = json.loads(called("reproduce", "theory", "--list", "--json", "amplification")[1])
     assert list(content) == ["amplification"] and "admin" in content["amplification"]["placements"]
 
 
@@ -79,13 +89,13 @@ def test_list_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_wrong_use(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert said in refused("theory", *words)
+    assert said in refused("reproduce", "theory", *words)
     assert not list(tmp_path.iterdir())
 
 
 def test_out_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "not a folder" in refused("theory", "lemma-1", "--out", str(tmp_path / "file"))
+    assert "not a folder" in refused("reproduce", "theory", "lemma-1", "--out", str(tmp_path / "file"))
 
 
 def test_a_placement_of_ones_own_in_the_papers_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +108,22 @@ def test_a_placement_of_ones_own_in_the_papers_claims(tmp_path: Path, monkeypatc
     monkeypatch.setitem(CATALOGUE, "mine-bare", CATALOGUE["pre-ln"])  # and taken out again at the end
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    words = ("theory", "theorem-1", "--placement", "mine-bare", "--import", "my_designs", "--seeds", "2", "--json")
+    words = (
+        "reproduce",
+        "theory",
+        "theorem-1",
+        "--placement",
+        "mine-bare",
+        "--import",
+        "my_designs",
+        "--seeds",
+        "2",
+        "--json",
+    )
     code, out, _ = called(*words)
     (row,) = json.loads(out)["claims"]
     assert code == 0 and row["like"] == ["pre-ln"] and -0.68 <= row["measured"] <= -0.42
     assert json.loads(Path("runs/theory/mine-bare.json").read_text()) == [row]
-    assert "of a part that all stacks have" in refused("theory", "lemma-1", "--placement", "pre-ln")
-    assert "unknown placement 'mne'" in refused("theory", "theorem-1", "--placement", "mne")
-    assert "negative-controls" in refused("theory", "--negative-controls", "--placement", "pre-ln")
+    assert "of a part that all stacks have" in refused("reproduce", "theory", "lemma-1", "--placement", "pre-ln")
+    assert "unknown placement 'mne'" in refused("reproduce", "theory", "theorem-1", "--placement", "mne")
+    assert "negative-controls" in refused("reproduce", "theory", "--negative-controls", "--placement", "pre-ln")

@@ -224,7 +224,7 @@ def test_before_anything_is_decided(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_search(tmp_path: Path, broken: str) -> None:
     (tmp_path / "headroom.json").write_text(broken)
-    with pytest.raises(ValueError, match=r"headroom.json: not what isograd headroom writes"):
+    with pytest.raises(ValueError, match=r"headroom.json: not what study --find max-lr writes"):
         write_headroom(tmp_path)
     assert not (tmp_path / "report").exists()
     with pytest.raises(ValueError, match=r"no headroom.json in it"):
@@ -263,4 +263,4 @@ def test_the_command_makes_the_page_anew(tmp_path: Path) -> None:
     code, out, _ = called("report", str(tmp_path))
     assert code == 0 and findings(content)[0].split(";")[0] in " ".join(out.split())
     (tmp_path / "headroom.json").write_text("{}")
-    assert "not what isograd headroom writes" in refused("report", str(tmp_path))
+    assert "not what study --find max-lr writes" in refused("report", str(tmp_path))

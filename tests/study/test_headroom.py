@@ -159,7 +159,17 @@ def test_killed_from_outside(searched: Searched, text: Path, tmp_path: Path) -> 
     """kill -9 of the command in its third run, workers and all."""
     plan, folder, content = searched
     out = tmp_path / "out"
-    command = ["headroom", str(written(tmp_path, text)), "--placements", "post-ln", "pre-ln", "--seeds", "1"]
+    command = [
+        "study",
+        str(written(tmp_path, text)),
+        "--find",
+        "max-lr",
+        "--placements",
+        "post-ln",
+        "pre-ln",
+        "--seeds",
+        "1",
+    ]
     command += ["--precision", "2", "--out", str(out), "--jobs", "1"]
     process = started(command, held_after=10, HELD_IN=out / "cells", HELD_ENDED=2)
     wait_until_held(process, out / "cells", [10, 40, 40])
@@ -237,7 +247,7 @@ def test_plans(text: Path, tmp_path: Path) -> None:
 )
 def test_refused_in_one_line(recipe: Path, tmp_path: Path, words: list[str], line: str) -> None:
     out = tmp_path / "out"
-    assert line in refused("headroom", str(recipe), *words, "--out", str(out))
+    assert line in refused("study", str(recipe), "--find", "max-lr", *words, "--out", str(out))
     assert not out.exists()
 
 
@@ -256,7 +266,7 @@ def test_another_axis_is_of_one_value(text: Path, tmp_path: Path) -> None:
 
 def test_arms_are_refused(text: Path, tmp_path: Path) -> None:
     study = written(tmp_path, text, "axes: {training.lr: [1.0e-3]}\narms: [[post-ln], [pre-ln]]\n")
-    with pytest.raises(RecipeError, match="headroom takes no arms"):
+    with pytest.raises(RecipeError, match="--find max-lr takes no arms"):
         load_plan(study)
 
 

@@ -204,7 +204,16 @@ def test_the_rule_has_no_scale(losses: list[float], unit: float) -> None:
 
 
 def test_headroom_in_the_task_s_own_units(folder: Path) -> None:
-    command = ["headroom", "--model", f"{folder}/small_task.py:build", "training.steps=30", "--arm", "width=4"]
+    command = [
+        "study",
+        "--find",
+        "max-lr",
+        "--model",
+        f"{folder}/small_task.py:build",
+        "training.steps=30",
+        "--arm",
+        "width=4",
+    ]
     command += ["--arm", "width=8", "--warmup", "0", "--seeds", "0", "--low", "0.01", "--high", "1", "--precision", "4"]
     code, out, err = called(*command, "--jobs", "1", "--out", str(folder / "out"), "--json")
     assert code == 0, err

@@ -2,12 +2,11 @@
 
 VERBS = {
     "compare": "compare.compare",
-    "study": "study.study",
+    "study": "study.study headroom.headroom",
     "train": "train.train train.init_recipe",
     "report": "report.report",
     "explain": "explain.explain",
     "replay": "replay.replay",
-    "headroom": "headroom.headroom",
     "transfer": "transfer.transfer",
     "show": "recipes.show_recipe",
     "translate": "translation.translate",

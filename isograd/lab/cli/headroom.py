@@ -1,8 +1,8 @@
-"""`isograd headroom`: the maximum stable learning rate, by placement and warm-up."""
+"""`isograd study --find max-lr`: the maximum stable learning rate, by placement and warm-up."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
@@ -50,6 +50,7 @@ class Headroom(TypedDict):
 def headroom(
     recipe: str | None = None,
     *overrides: Words,
+    find: Literal["max-lr"],
     model: Annotated[str, "FILE.py:FUNCTION"] | None = None,
     arm: list[list[Annotated[str, "key=value"]]] | None = None,
     placements: list[Name] | None = None,
@@ -65,11 +66,11 @@ def headroom(
     """Find the maximum stable learning rate, by placement and warm-up.
 
     examples:
-      isograd headroom studies/headroom
-      isograd headroom RECIPE.yaml --placements post-ln pre-ln --warmup 0 50 150 --seeds 1 2 3
-      isograd headroom RECIPE.yaml model.layers=6 training.steps=200 --precision 1.1
-      isograd headroom model.layers=6 training.steps=100
-      isograd headroom --model my_model.py:build depth=6 --arm norm=pre --arm norm=post --warmup 0 50
+      isograd study studies/headroom --find max-lr
+      isograd study RECIPE.yaml --find max-lr --placements post-ln pre-ln --warmup 0 50 150 --seeds 1 2 3
+      isograd study RECIPE.yaml model.layers=6 training.steps=200 --find max-lr --precision 1.1
+      isograd study model.layers=6 training.steps=100 --find max-lr
+      isograd study --find max-lr --model my_model.py:build depth=6 --arm norm=pre --arm norm=post --warmup 0 50
 
     Each rate is a run of its own, from scratch. Killed or interrupted, the same command goes on where it was;
     a finer --precision or more --seeds go on from what is there. Exit code 1 where a run failed.
@@ -77,6 +78,7 @@ def headroom(
     Args:
         recipe: a YAML recipe, also a study's: its placements, warm-ups and seeds are taken
         overrides: such as model.layers=6 training.steps=200
+        find: in place of a sweep over given rates, the largest that still trains
         model: a model of your own, as in isograd compare; arguments and keys right after it
         arm: of such a model one arm: what differs in it; once for each
         placements: default: the recipe's

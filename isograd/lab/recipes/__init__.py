@@ -79,6 +79,6 @@ def _read(path: Path) -> Named:
         if line.startswith("  ") or (sentence and sentence[-1].endswith((".", "?"))):
             break
         sentence.append(line)
-    commands = [line.strip() for line in lines if re.match(r"  .*\bisograd (train|compare|study|headroom) ", line)]
+    commands = [line.strip() for line in lines if re.match(r"  .*\bisograd (train|compare|study) ", line)]
     name = _name(path)
     return Named(name=name, about=" ".join(sentence), command=next(iter(commands), f"isograd train {name}"), path=path)

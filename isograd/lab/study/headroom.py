@@ -100,14 +100,14 @@ def _own_arms(base: Run, arms: Sequence[Sequence[str]], placements: Sequence[str
     """By what tells them apart; {} of isograd's own models."""
     if base.entry() is not None:
         if arms:
-            raise RecipeError("headroom takes arms of a model of your own; write --placements instead")
+            raise RecipeError("--find max-lr takes arms of a model of your own; write --placements instead")
         return {}
     if placements:
         raise RecipeError("--placements are of isograd's own models; write --arm norm=post, once for each arm")
     runs = [with_overrides(base, settings_of(arm, own=True)) for arm in arms or [[]]]
     for run in runs:
         if (run.training.lr, run.training.warmup) != (base.training.lr, base.training.warmup):
-            raise RecipeError("headroom searches training.lr itself, for each --warmup; take both out of the arms")
+            raise RecipeError("--find max-lr searches training.lr itself, for each --warmup; take both out of the arms")
     return dict(zip(names([run.as_dict() for run in runs]), runs, strict=True))
 
 
@@ -122,13 +122,15 @@ def _read(recipe: Path | None, overrides: Sequence[str]) -> tuple[str, Run, dict
     others = {k: values for k, values in study.axes.items() if k not in AXES and not k.startswith(ARGUMENTS)}
     if ARM in others:
         raise RecipeError(
-            f"{recipe}: headroom takes no arms; write axes: {{model.placement: [post-ln, pre-ln]}} instead"
+            f"{recipe}: --find max-lr takes no arms; write axes: {{model.placement: [post-ln, pre-ln]}} instead"
         )
     for key, values in others.items():
         if len(values) > 1:
-            raise RecipeError(f"{recipe}: headroom takes one {key}; write {key}={shown(values[0])} after the recipe")
+            raise RecipeError(
+                f"{recipe}: --find max-lr takes one {key}; write {key}={shown(values[0])} after the recipe"
+            )
     if study.budget is not None and study.budget.unit == "seconds":
-        raise RecipeError(f"{recipe}: headroom takes no budget in seconds; write budget.steps=N after the recipe")
+        raise RecipeError(f"{recipe}: --find max-lr takes no budget in seconds; write budget.steps=N after the recipe")
     cell, base = study.cells[0].run, study.base  # the cell has what the budget pays, and the other axes' only values
     model = replace(cell.model, placement=base.model.placement) if base.entry() else base.model
     training = replace(cell.training, warmup=base.training.warmup, lr=base.training.lr)
@@ -143,7 +145,7 @@ def _check(plan: SearchPlan) -> None:
     """Refuse before anything is trained what a chain would stumble on."""
     if not task_of(plan.base).lr_range:
         able = " or ".join(name for name, task in TASKS.items() if task.lr_range)
-        raise RecipeError(f"headroom is for task={able}, and this is task={plan.base.task}")
+        raise RecipeError(f"--find max-lr is for task={able}, and this is task={plan.base.task}")
     for placement in plan.placements if not plan.arms else ():
         get(placement)
     for warmup in plan.warmups:

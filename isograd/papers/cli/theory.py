@@ -1,11 +1,11 @@
-"""`isograd theory`: the papers' claims about a stack at initialization, measured; a verdict each."""
+"""`isograd reproduce theory`: the papers' claims about a stack at initialization, measured; a verdict each."""
 
 import math
 import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from isograd.papers.theory import CaseResult, Claim
 
 _COLOURS = {"holds": "green", "false": "yellow"}
+TAKES = {"theory": "theory".__eq__}
 _THREADS = 1  # two wait for each other in products this small: 6.5 CPU minutes for 1.8, on busy cores
 
 
@@ -70,6 +71,7 @@ class OfDesign(TypedDict):
 
 
 def theory(
+    theory: Literal["theory"],
     *claims: Annotated[str, "CLAIM"],
     list: bool = False,  # noqa: A002  (it is --list)
     negative_controls: bool = False,
@@ -80,16 +82,17 @@ def theory(
     """Measure the papers' claims about a stack at initialization: a verdict each.
 
     examples:
-      isograd theory                              every claim: a table, and a page in runs/theory
-      isograd theory theorem-1 amplification
-      isograd theory --negative-controls          also networks for which each claim must be false
-      isograd theory theorem-1 --import my_placements --placement mine
-      isograd theory --list
+      isograd reproduce theory                      every claim: a table, and a page in runs/theory
+      isograd reproduce theory theorem-1 amplification
+      isograd reproduce theory --negative-controls  also networks for which each claim must be false
+      isograd reproduce theory theorem-1 --import my_placements --placement mine
+      isograd reproduce theory --list
 
     Exit code 1 where a verdict does not hold (other than one that is recorded as false), or a negative control does.
     One thread; two and a half minutes for all, five with --negative-controls.
 
     Args:
+        theory: the word "theory"
         claims: default: all of them
         list: print the claims and exit
         negative_controls: measure the negative controls, too: networks for which each claim must be false

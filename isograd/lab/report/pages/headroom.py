@@ -88,7 +88,7 @@ def read_headroom(folder: Path) -> dict[str, Any]:
     """What a search has found so far.
 
     Raises:
-        ValueError: there is no headroom.json, or it is not what `isograd headroom` writes.
+        ValueError: there is no headroom.json, or it is not what `isograd study --find max-lr` writes.
         UserError: it is of an earlier version.
     """
     path = folder / HEADROOM
@@ -103,7 +103,7 @@ def read_headroom(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: no {HEADROOM} in it") from error
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
-        raise ValueError(f"{path}: not what isograd headroom writes ({type(error).__name__}: {error})") from error
+        raise ValueError(f"{path}: not what study --find max-lr writes ({type(error).__name__}: {error})") from error
     return content
 
 
@@ -164,7 +164,7 @@ def _page(content: Row, title: str | None) -> Page:
                 table=settings_table([("cost", cost(content)), *settings([arm], content["data"])]),
             ),
         ],
-        made="Made by `isograd headroom` from `headroom.json`. `results.csv` and `results.json`: a row per run.",
+        made="Made by `study --find max-lr` from `headroom.json`. `results.csv` and `results.json`: a row per run.",
     )
     return page_in_words(page, TASKS[content["base"].get("task") or DEFAULT].words)
 

@@ -43,7 +43,7 @@ def write_theory(out: Path, claims: Rows, verdicts: Rows, controls: Rows, facts:
             Section(name="verdicts", title="Verdicts", sentence=_VERDICTS, table=verdict_table(verdicts, controls)),
             *(_claim(claim, verdicts, controls) for claim in claims),
         ],
-        made=f"Made by `isograd theory`: {', '.join(f'{name} {value}' for name, value in facts.items())}."
+        made=f"Made by `isograd reproduce theory`: {', '.join(f'{name} {value}' for name, value in facts.items())}."
         " The numbers are in `theory.json`.",
     )
     written = write_page(page, out / "theory.html")

@@ -1,7 +1,7 @@
 """NormFormer, figure 5, by two protocols: the rate at which a rising rate diverges, and the largest constant one.
 
 rising     the rate rises linearly from 0 until the mean loss of ten lies 0.5 nat above its lowest, or is not finite
-constant   a bisection over runs from fresh weights, each at one rate without warm-up (`isograd headroom`)
+constant   a bisection over runs from fresh weights, each at one rate without warm-up (`isograd study --find max-lr`)
 """
 
 import math
