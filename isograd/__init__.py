@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from isograd.diagnose.watch.loops.callback import WatchCallback
     from isograd.diagnose.watch.loops.lightning import LightningWatch
     from isograd.diagnose.watch.loops.replay import OwnLoop
+    from isograd.lab import transfer
     from isograd.lint import check
     from isograd.lint.conform import conform
     from isograd.lint.step import preflight
@@ -34,24 +35,6 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.2.0"
-
-_ROOMS = {  # the other public names -> where they are
-    "IsogradConfig": "isograd.models",
-    "IsogradForCausalLM": "isograd.models",
-    "IsogradForMaskedLM": "isograd.models",
-    "IsogradForSeq2SeqLM": "isograd.models",
-    "IsogradForSequenceClassification": "isograd.models",
-    "LightningWatch": "isograd.diagnose.watch.loops.lightning",
-    "OwnLoop": "isograd.diagnose.watch.loops.replay",
-    "WatchCallback": "isograd.diagnose.watch.loops.callback",
-    "calibrate": "isograd.diagnose.calibrate",
-    "check": "isograd.lint",
-    "conform": "isograd.lint.conform",
-    "graft": "isograd.convert.graft",
-    "preflight": "isograd.lint.step",
-    "transfer": "isograd.lab.transfer",
-    "watch": "isograd.diagnose.watch",
-}
 
 __all__ = [
     "IsogradConfig",
@@ -75,7 +58,7 @@ __all__ = [
 ]
 
 
-__getattr__ = doors(__name__, _ROOMS)
+__getattr__ = doors(__name__)
 
 
 class _WithAuto(MetaPathFinder):

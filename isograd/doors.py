@@ -1,25 +1,35 @@
-"""Public names that are imported when they are named: a package's `__getattr__` of one table."""
+"""Public names that are imported when they are named: what a package imports under `if TYPE_CHECKING`."""
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def doors(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
-    """`__getattr__` of a package (PEP 562).
+def doors(package: str) -> Callable[[str], Any]:
+    """`__getattr__` of a package (PEP 562): its imports for type checkers, each at the first use of its name.
 
-    Args:
-        where: a name -> the module that has it; a module's own name -> that module.
+    Raises:
+        AttributeError: of what `__getattr__` returns: no such name.
     """
 
+    @cache
+    def where() -> dict[str, str]:
+        """A name -> the module that it is imported from."""
+        file = sys.modules[package].__file__
+        assert file is not None
+        blocks = (node for node in ast.parse(Path(file).read_text(encoding="utf-8")).body if isinstance(node, ast.If))
+        found = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
+        return {alias.name: str(node.module) for node in found for alias in node.names}
+
     def open_door(name: str) -> Any:
-        if name not in where:
+        if name not in where():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(where[name])
-        found = (
-            module if where[name].rpartition(".")[2] == name and not hasattr(module, name) else getattr(module, name)
-        )
+        module = import_module(where()[name])
+        found = getattr(module, name) if hasattr(module, name) else import_module(f"{where()[name]}.{name}")
         setattr(sys.modules[package], name, found)
         return found
 

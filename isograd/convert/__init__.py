@@ -10,19 +10,7 @@ if TYPE_CHECKING:
     from isograd.convert.parity import ParityReport, Runner, measure
     from isograd.convert.pretrained import from_transformers, import_pretrained, to_transformers
 
-__getattr__ = doors(
-    __name__,
-    {
-        "ParityReport": "isograd.convert.parity",
-        "Runner": "isograd.convert.parity",
-        "export_folder": "isograd.convert.export",
-        "fold": "isograd.convert.folding",
-        "from_transformers": "isograd.convert.pretrained",
-        "import_pretrained": "isograd.convert.pretrained",
-        "measure": "isograd.convert.parity",
-        "to_transformers": "isograd.convert.pretrained",
-    },
-)
+__getattr__ = doors(__name__)
 
 __all__ = [
     "ParityReport",

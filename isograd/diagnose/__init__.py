@@ -8,9 +8,6 @@ from isograd.doors import doors
 if TYPE_CHECKING:
     from isograd.diagnose.depth_profile import Profile, profile
 
+__getattr__ = doors(__name__)  # the profile loads transformers, which watching a bare loop does not need
+
 __all__ = ["Probe", "Profile", "Row", "profile"]
-
-
-__getattr__ = doors(  # the profile loads transformers, which watching a bare loop does not need
-    __name__, {"Profile": "isograd.diagnose.depth_profile", "profile": "isograd.diagnose.depth_profile"}
-)

@@ -24,38 +24,7 @@ if TYPE_CHECKING:
     from isograd.lab.train.tasks.translation import PairsSection, TranslationModel, TranslationRun, TranslationTraining
     from isograd.lab.train.train import load_task
 
-__getattr__ = doors(
-    __name__,
-    {
-        "Boundary": "isograd.lab.study.boundary",
-        "Model": "isograd.lab.train.run",
-        "PairsSection": "isograd.lab.train.tasks.translation",
-        "RateSearch": "isograd.lab.study.boundary",
-        "Run": "isograd.lab.train.run",
-        "TextData": "isograd.lab.train.tasks.language",
-        "TextTraining": "isograd.lab.train.tasks.language",
-        "TranslationModel": "isograd.lab.train.tasks.translation",
-        "TranslationRun": "isograd.lab.train.tasks.translation",
-        "TranslationTraining": "isograd.lab.train.tasks.translation",
-        "compare": "isograd.lab.study.compare",
-        "constant_scores": "isograd.lab.evaluate.classification",
-        "draw": "isograd.lab.report.pages.runs",
-        "load_causal_model": "isograd.lab.evaluate.loading",
-        "load_corpus": "isograd.lab.data.corpus",
-        "load_glue": "isograd.lab.data.glue",
-        "load_parallel": "isograd.lab.data.parallel",
-        "load_run": "isograd.lab.train.recipe",
-        "load_study": "isograd.lab.study.plan",
-        "load_task": "isograd.lab.train.train",
-        "load_tasks": "isograd.lab.evaluate.harness_tasks",
-        "next_rate": "isograd.lab.study.boundary",
-        "on_ray": "isograd.lab.study.engine.on_ray",
-        "plan": "isograd.lab.study.compare",
-        "run_cells": "isograd.lab.study.engine.runner",
-        "write_report": "isograd.lab.report.pages.runs",
-        "zero_shot": "isograd.lab.evaluate.zero_shot",
-    },
-)
+__getattr__ = doors(__name__)
 
 __all__ = [
     "Boundary",

@@ -10,17 +10,7 @@ if TYPE_CHECKING:
     from isograd.papers.theory import CLAIMS, verdicts
     from isograd.papers.torch_nn import Layout, from_torch
 
-__getattr__ = doors(
-    __name__,
-    {
-        "CLAIMS": "isograd.papers.theory",
-        "Layout": "isograd.papers.torch_nn",
-        "dependency_map": "isograd.papers.reproduce.measures.dependency",
-        "from_fairseq": "isograd.papers.fairseq",
-        "from_torch": "isograd.papers.torch_nn",
-        "verdicts": "isograd.papers.theory",
-    },
-)
+__getattr__ = doors(__name__)
 
 __all__ = [
     "CLAIMS",

@@ -9,15 +9,6 @@ if TYPE_CHECKING:
     from isograd.lab.data.corpus import Corpus, load_corpus
     from isograd.lab.data.parallel import ParallelCorpus, load_parallel
 
-__getattr__ = doors(
-    __name__,
-    {
-        "Corpus": "isograd.lab.data.corpus",
-        "PackedSequences": "isograd.lab.data.batches",
-        "ParallelCorpus": "isograd.lab.data.parallel",
-        "load_corpus": "isograd.lab.data.corpus",
-        "load_parallel": "isograd.lab.data.parallel",
-    },
-)
+__getattr__ = doors(__name__)
 
 __all__ = ["Corpus", "PackedSequences", "ParallelCorpus", "load_corpus", "load_parallel"]
