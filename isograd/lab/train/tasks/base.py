@@ -232,13 +232,14 @@ class Task(ABC):
             broke_at: the step at which the run was stopped, where it diverged.
             apart: how far the gradients of the layers had come apart; see `isograd.outcome.judge`.
         """
+        unit, there = self.unit, None if held_out is None else self.held_out_unigram()
         return judge(
-            [row["loss"] for row in rows],
-            None if self.token_entropy is None else self._unigram_losses(rows),
+            [row["loss"] / unit for row in rows],
+            None if self.baseline is None else [level / unit for level in self._unigram_losses(rows)],
             steps=[row["step"] for row in rows],
             rates=[row["lr"] for row in rows],
-            held_out=held_out,
-            held_out_unigram=None if held_out is None else self.held_out_unigram(),
+            held_out=None if held_out is None else held_out / unit,
+            held_out_unigram=None if there is None else there / unit,
             comparable=self.comparable,
             broke_at=broke_at,
             apart=apart,
@@ -299,7 +300,7 @@ def config_from(run: Run, **facts: Any) -> "IsogradConfig":
     except (ValueError, UnknownPlacement) as error:
         ours = {TERMS.get(name, name): f"model.{name}" for name in options}
         message = re.sub(r"\w+(?==)", lambda word: ours.get(word[0], word[0]), str(error))
-        raise RecipeError(message, *ours.values()) from error
+        raise RecipeError(message) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,8 +314,7 @@ class RowTraining(Training):
         at_least(1, "training", self, "batch")
         if self.batch % self.accumulation:
             raise RecipeError(
-                f"training.batch={self.batch} does not divide by training.accumulation={self.accumulation}",
-                "training.batch",
+                f"training.batch={self.batch} does not divide by training.accumulation={self.accumulation}"
             )
 
 
