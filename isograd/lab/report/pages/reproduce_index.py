@@ -18,13 +18,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from isograd.errors import DataError, one_line
 from isograd.files import read_object, write_json, write_text
-from isograd.lab.report.markdown import cell, write_figure
-from isograd.lab.report.page import Page, csv_of, prose
+from isograd.lab.report import style
+from isograd.lab.report.page import Page, Section, csv_of, prose
 from isograd.lab.report.pages.reproduce import greek, number, ours, page_of, read_result, sentences
+from isograd.lab.report.style import Output
 
 Row = Mapping[str, Any]
 KEPT = ("verdict", "reason", "ours", "with data", "core minutes", "changed", "date", "commit", "setup")
 EARLIER = ("date", "commit", "verdict", "reason", "changed")
+FIGURE = Output(formats=("svg",))
 INDEX, RESULTS, ROWS = "README.md", "results.json", "rows"
 
 
@@ -92,7 +94,7 @@ def _shown(page: Page, name: str, folder: Path) -> dict[str, Any]:
     tables: list[Row] = []
     setting: dict[str, str] = {}
     for section in page.sections:
-        if file := write_figure(section, folder / f"{stem}-{section.name}"):
+        if file := _write_figure(section, folder / f"{stem}-{section.name}"):
             caption = " ".join([section.sentence, *section.verdicts]).strip()
             figures.append({"title": section.title, "caption": caption, "file": file})
         if section.table and section.name == "settings":
@@ -198,6 +200,24 @@ def _what_holds(items: Sequence[Row], file: str = "") -> str:
     return "\n".join(f"- {said} ({len(own)} of {len(items)}): {'; '.join(own)}." for said, own in links.items() if own)
 
 
+def _write_figure(section: Section, path: Path) -> str:
+    """Write the section's figure to `path`.svg; gives the file's name, "" where there is nothing to draw."""
+    with style.settings(FIGURE):
+        drawn = section.figure() if section.figure else None
+        if drawn is None:
+            return ""
+        style.save(drawn, path, FIGURE.formats)
+    return f"{path.name}.svg"
+
+
+def _cell(text: str) -> str:
+    """
+    >>> print(_cell("a|b"))
+    a\\|b
+    """
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def _figure(one: Row) -> str:
     return f"![{re.sub('<.*?>', '', one['title'])}]({one['file']})<br>{one['caption']}"
 
@@ -205,4 +225,4 @@ def _figure(one: Row) -> str:
 _TEMPLATES = Environment(
     loader=PackageLoader("isograd.lab.report", "."), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
-_TEMPLATES.filters |= {"cell": cell, "figure": _figure}
+_TEMPLATES.filters |= {"cell": _cell, "figure": _figure}
