@@ -4,8 +4,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
@@ -76,17 +76,43 @@ def check(
             of GitHub; or SARIF 2.1.0 (default: text)
         sarif: a file that the findings are also written to, as SARIF 2.1.0
     """
-    if json and format not in (None, "json"):
-        raise UserError(f"--json and --format {format}: give one of them")
+    tried = must_agree(json, format, prove, no_prove)
+    if lr is not None and not 0 < lr < float("inf"):
+        raise UserError(f"--lr {lr:g}: expected a number above 0")
+    if warmup is not None and warmup < 0:
+        raise UserError(f"--warmup {warmup}: expected a number of steps, 0 or more")
+    must_be_writable(sarif, "--sarif")
+    if not optimizer:
+        must_be_a_model(model, callables=True)
+    announce(f"loading torch and {optimizer or model} ...")
+    with loading():
+        from isograd.lint.check import known_codes
+
+        must_be_known(known_codes, ignore or (), intent or ())
+        told: dict[str, Any] = {"lr": lr, "warmup": warmup, "intent": tuple(intent or ()), "prove": tried}
+        findings = _findings(model, batch, optimizer, loss, told | {"ignore": ignore or []})
+    return written(findings, optimizer or model, "diff" if diff else format, sarif)
+
+
+def must_agree(json: bool, how: str | None, prove: bool, no_prove: bool) -> bool | None:
+    """Whether suspicions are tried, None: those that take little time; refuses options that contradict each other."""
+    if json and how not in (None, "json"):
+        raise UserError(f"--json and --format {how}: give one of them")
     if prove and no_prove:
         raise UserError("--prove and --no-prove: give one of them")
-    asked = _Asked(
-        model=model, batch=batch, optimizer=optimizer, lr=lr, warmup=warmup, loss=loss,
-        intent=tuple(intent or ()), prove=prove or (False if no_prove else None),
-    )  # fmt: skip
-    must_be_writable(sarif, "--sarif")
-    findings = _findings(asked, ignore or [])
-    return written(findings, asked.optimizer or asked.model, "diff" if diff else format, sarif)
+    return prove or (False if no_prove else None)
+
+
+def must_be_known(codes: Callable[[Sequence[str]], object], ignore: Sequence[str], intent: Sequence[str]) -> None:
+    """Refuse codes and intents that are none."""
+    from isograd.lint.intent import Intents
+
+    for option, known, words in (("--ignore", codes, ignore), ("--intent", Intents.given, intent)):
+        try:
+            with refusing(ValueError):
+                known(words)
+        except UserError as error:
+            raise UserError(f"{option}: {error}") from error
 
 
 class Explained(TypedDict):
@@ -181,77 +207,33 @@ def _places(findings: "Findings", made_by: str) -> "dict[Finding, SourcePlace]":
     return places(findings, maker_of(made_by), root)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """The model and what it is checked with, as typed."""
-
-    model: str
-    batch: str | None
-    optimizer: str | None
-    lr: float | None
-    warmup: int | None
-    loss: str | None
-    intent: tuple[str, ...]
-    prove: bool | None
-
-
-def _findings(asked: _Asked, ignore: list[str]) -> "Findings":
-    if asked.lr is not None and not 0 < asked.lr < float("inf"):
-        raise UserError(f"--lr {asked.lr:g}: expected a number above 0")
-    if asked.warmup is not None and asked.warmup < 0:
-        raise UserError(f"--warmup {asked.warmup}: expected a number of steps, 0 or more")
-    if not asked.optimizer:
-        must_be_a_model(asked.model, callables=True)
-    announce(f"loading torch and {asked.optimizer or asked.model} ...")
-    with loading():
-        from isograd.lint import check
-        from isograd.lint.check import known_codes
-        from isograd.lint.intent import Intents
-        from isograd.trace.inputs import as_inputs
-        from isograd.trace.load import load_callable, load_function
-
-        for option, known, words in (("--ignore", known_codes, ignore), ("--intent", Intents.given, asked.intent)):
-            try:
-                with refusing(ValueError):
-                    known(words)
-            except UserError as error:
-                raise UserError(f"{option}: {error}") from error
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
-                network, optimizer, left_out = _loaded(asked)
-                announce(f"recording one forward and backward pass of {type(network).__name__} ...")
-                findings = check(
-                    network,
-                    as_inputs(load_callable(asked.batch)()) if asked.batch else None,
-                    optimizer=optimizer,
-                    lr=asked.lr,
-                    warmup=asked.warmup,
-                    loss=load_function(asked.loss) if asked.loss else None,
-                    intent=asked.intent,
-                    prove=asked.prove,
-                    ignore=ignore,
-                    name=asked.model,
-                )
-                return replace(findings, missed=(*filter(None, [left_out]), *findings.missed))
-        except InputsError as error:
-            raise UserError(f"{asked.batch or asked.model}: {one_line(error)}") from error
-        except ModelError:
-            raise
-        except Exception as error:
-            what = f"it does not run on {asked.batch or 'the inputs guessed for it'}"
-            raise UserError(f"{asked.model}: {what}: {type(error).__name__}: {one_line(error)}") from error
-
-
-def _loaded(asked: _Asked) -> tuple[Any, Any, str]:
-    """The model, the optimizer that holds it, and what was left out of it."""
-    from isograd.trace.load import load_part
+def _findings(
+    model: str, batch: str | None, optimizer: str | None, loss: str | None, told: dict[str, Any]
+) -> "Findings":
+    from isograd.lint import check
+    from isograd.trace.inputs import as_inputs
+    from isograd.trace.load import load_callable, load_function, load_part
     from isograd.trace.record import LARGE
 
-    if asked.optimizer:
-        return *_trained(asked.optimizer), ""
-    network, left_out = load_part(asked.model, 10 * LARGE)
-    return network, None, left_out
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
+            if optimizer:
+                (network, holding), left_out = _trained(optimizer), ""
+            else:
+                (network, left_out), holding = load_part(model, 10 * LARGE), None
+            announce(f"recording one forward and backward pass of {type(network).__name__} ...")
+            inputs = as_inputs(load_callable(batch)()) if batch else None
+            trial = load_function(loss) if loss else None
+            findings = check(network, inputs, optimizer=holding, loss=trial, name=model, **told)
+            return replace(findings, missed=(*filter(None, [left_out]), *findings.missed))
+    except InputsError as error:
+        raise UserError(f"{batch or model}: {one_line(error)}") from error
+    except ModelError:
+        raise
+    except Exception as error:
+        what = f"it does not run on {batch or 'the inputs guessed for it'}"
+        raise UserError(f"{model}: {what}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _trained(text: str) -> tuple[Any, Any]:

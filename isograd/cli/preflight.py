@@ -4,10 +4,10 @@ import os
 import warnings
 from typing import Annotated, Any, Literal
 
-from isograd.cli.check import written
+from isograd.cli.check import must_agree, must_be_known, written
 from isograd.cli.console import Result, announce, loading, must_be_writable
 from isograd.cli.parser import EACH, File
-from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
+from isograd.errors import InputsError, ModelError, UserError, one_line
 from isograd.hub import must_be_a_model
 
 
@@ -50,10 +50,7 @@ def preflight(
             of GitHub; or SARIF 2.1.0 (default: text)
         sarif: a file that the findings are also written to, as SARIF 2.1.0
     """
-    if json and format not in (None, "json"):
-        raise UserError(f"--json and --format {format}: give one of them")
-    if prove and no_prove:
-        raise UserError("--prove and --no-prove: give one of them")
+    tried = must_agree(json, format, prove, no_prove)
     if steps is not None and steps < 1:
         raise UserError(f"--steps {steps}: expected a number of updates, 1 or more")
     if ":" not in setup:
@@ -63,17 +60,11 @@ def preflight(
     must_be_writable(sarif, "--sarif")
     announce(f"loading torch and {setup} ...")
     with loading():
-        from isograd.lint.intent import Intents
         from isograd.lint.step import report
         from isograd.lint.step.rules import processes
         from isograd.trace.load import load_callable
 
-        for option, known, words in (("--ignore", report.known, ignore), ("--intent", Intents.given, intent)):
-            try:
-                with refusing(ValueError):
-                    known(words or ())
-            except UserError as error:
-                raise UserError(f"{option}: {error}") from error
+        must_be_known(report.known, ignore or (), intent or ())
         given = load_callable(setup)()
         processes.join()
         parts: dict[str, Any] = {} if steps is None else {"steps": steps}
@@ -84,7 +75,7 @@ def preflight(
                 found = report.preflight(
                     given,
                     ignore=ignore or [],
-                    prove=prove or (False if no_prove else None),
+                    prove=tried,
                     intent=intent or (),
                     name=setup,
                     **parts,
