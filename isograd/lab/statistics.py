@@ -206,7 +206,6 @@ class Comparison:
         lowest: the lowest corrected p that so many seeds could have given.
         lower, higher: with how many seeds mine is lower, and higher.
         sign: of the sum of signed ranks, which says who is lower where the two differ.
-        diverged: with how many of `seeds` mine and theirs diverged.
     """
 
     seeds: tuple[int, ...]
@@ -220,7 +219,6 @@ class Comparison:
     lower: int
     higher: int
     sign: int
-    diverged: tuple[int, int]
 
     @property
     def n(self) -> int:
@@ -240,40 +238,10 @@ class Comparison:
     def differs(self) -> bool:
         return self.verdict in ("lower", "higher")
 
-    def p_said(self) -> str:
-        """ "p = 0.002"; of several comparisons "p = 0.002, corrected 0.008"."""
-        return f"p = {self.p:.2g}" + (f", corrected {self.corrected:.2g}" if self.of > 1 else "")
-
     def count_said(self, lower: str = "lower", higher: str = "higher") -> str:
         """ "lower with 3 of 3 seeds", of the more frequent sign; "" where there is none."""
         word, many = (lower, self.lower) if self.lower >= self.higher else (higher, self.higher)
         return f"{word} with {many} of {self.n} seeds" if many else ""
-
-    def said(self, mine: str, theirs: str, what: str = "validation loss") -> str:
-        """What was found, in a few short sentences; of several comparisons `caution` says the rest, once."""
-        if not self.seeds:
-            return f"{mine} and {theirs} have no seed in common: not compared."
-        if not self.n:
-            return f"{mine} and {theirs} diverge with every seed in common (n = {len(self.seeds)})."
-        size = "" if self.median is None else f"median difference {_amount(self.median)}{_between(self.interval)}"
-        if self.differs:
-            found = f"The {what} of {mine} is {self.verdict} than that of {theirs}: {size}"
-        else:
-            verdict = self.verdict[:1].upper() + self.verdict[1:]
-            found = (
-                f"{verdict} to tell {mine} from {theirs}: {size}"
-                if self.verdict == "too few seeds"
-                else f"{verdict} between {mine} and {theirs}: {size}"
-            )
-        counted = f", {self.count_said()}" if self.count_said() else ""
-        found += f"{counted} (n = {self.n}, {self.p_said()})."
-        return " ".join(filter(None, [found, self._divergence(mine, theirs)]))
-
-    def _divergence(self, mine: str, theirs: str) -> str:
-        if not any(self.diverged):
-            return ""
-        of = f"of {len(self.seeds)} seeds"
-        return f"Diverged: {mine} with {self.diverged[0]}, {theirs} with {self.diverged[1]} {of}."
 
 
 def compare(mine: Mapping[int, float], theirs: Mapping[int, float], level: float = LEVEL) -> Comparison:
@@ -298,7 +266,6 @@ def compare(mine: Mapping[int, float], theirs: Mapping[int, float], level: float
         lower=sum(difference < 0 for difference in found),
         higher=sum(difference > 0 for difference in found),
         sign=sum(_signed_ranks(found)),
-        diverged=(_diverged(mine, seeds), _diverged(theirs, seeds)),
     )
 
 
@@ -357,26 +324,6 @@ def _signed_ranks(differences: Sequence[float]) -> list[int]:
     sizes = [abs(difference) for difference in differences]
     ranks = [2 * sum(other < size for other in sizes) + sizes.count(size) + 1 for size in sizes]
     return [(x > 0) * rank - (x < 0) * rank for x, rank in zip(differences, ranks, strict=True)]
-
-
-def _diverged(losses: Mapping[int, float], seeds: Sequence[int]) -> int:
-    return sum(not math.isfinite(losses[seed]) for seed in seeds)
-
-
-def _between(interval: Interval | None) -> str:
-    """ ", between -0.3 and -0.1"; where diverged runs reach into it, ", -0.1 or lower"."""
-    if interval is None:
-        return ""
-    low, high = math.isfinite(interval.low), math.isfinite(interval.high)
-    if low and high:
-        return f", between {_amount(interval.low)} and {_amount(interval.high)}"
-    if low or high:
-        return f", {_amount(interval.low)} or higher" if low else f", {_amount(interval.high)} or lower"
-    return "" if interval.low == interval.high else ", of either sign"
-
-
-def _amount(difference: float) -> str:
-    return f"{difference:+.3g}" if math.isfinite(difference) else "infinite"
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:

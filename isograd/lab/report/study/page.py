@@ -101,7 +101,7 @@ def write_study_report(
     results = {
         "summary": said,
         "arms": [arm_row(arm) for arm in found.arms],
-        "comparisons": [comparison_row(one, LOSSES[found.measure]) for one in found.compared],
+        "comparisons": [comparison_row(one) for one in found.compared],
         "cells": [cell_row(cell) for cell in study.cells],
         "left_out": study.left_out,
     }

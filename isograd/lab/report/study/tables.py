@@ -16,7 +16,6 @@ from isograd.lab.report.study.arms import (
     StudyArm,
     StudyFindings,
     Tuned,
-    at_rate,
 )
 from isograd.lab.report.study.files import COUNTED, CellFiles, axis_name, condition_said, shown_value
 from isograd.lab.statistics import Interval
@@ -129,9 +128,8 @@ def _interval(interval: Interval | None) -> Row | None:
     return None if interval is None else asdict(interval)
 
 
-def comparison_row(one: ArmsCompared, what: str) -> Row:
+def comparison_row(one: ArmsCompared) -> Row:
     found = one.found
-    where = f"{condition_said(one.condition)}: " if one.condition else ""
     return {
         "arm": one.mine.label,
         "reference": one.theirs.label,
@@ -143,7 +141,6 @@ def comparison_row(one: ArmsCompared, what: str) -> Row:
         "p": found.p,
         "p_corrected": found.corrected,
         "verdict": found.verdict,
-        "said": where + found.said(at_rate(one.mine), at_rate(one.theirs), what),
     }
 
 
