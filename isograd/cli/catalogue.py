@@ -1,7 +1,6 @@
 """`isograd show`: the catalogue, or one placement with its numbers."""
 
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, TypedDict
@@ -37,30 +36,16 @@ class PlacementShown(Card):
     sites: dict[str, list[dict[str, Any]]]
 
 
-def _print_list(found: Collection[str]) -> None:
+def _print_list() -> None:
     """The catalogue by group."""
-    console, wide = output(soft_wrap=True), max(map(len, found))
-    for group, names in groupby(found, key=lambda name: CATALOGUE[name].group):
+    console, wide = output(soft_wrap=True), max(map(len, CATALOGUE))
+    for group, names in groupby(CATALOGUE, key=lambda name: CATALOGUE[name].group):
         console.print(f"[bold]{escape(group or 'registered')}[/bold]")
         for name in names:
             mark = " [dim](equation unconfirmed)[/dim]" if CATALOGUE[name].unconfirmed else ""
             console.print(f"  {name:<{wide}}  {escape(CATALOGUE[name].about)}{mark}")
     print("\n'isograd show NAME layers=48' prints one of them: formula, numbers, source, advice.")
     print("'isograd show recipes' lists what 'isograd train' and 'isograd study' read by name.")
-
-
-def _of_family(family: str) -> list[str]:
-    """Raises UserError: no placement carries it."""
-    wanted = _spelt(family)
-    found = [name for name, p in CATALOGUE.items() if wanted in map(_spelt, p.families)]
-    if not found:
-        families = sorted({one for p in CATALOGUE.values() for one in p.families})
-        raise UserError(f"no placement of family {family!r}; {hint(family, families)}")
-    return found
-
-
-def _spelt(family: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", family.lower())
 
 
 def _card(name: str, layers: int = 12, cross: bool = False) -> dict[str, Any]:
@@ -83,27 +68,20 @@ def _card(name: str, layers: int = 12, cross: bool = False) -> dict[str, Any]:
 _KEYS = ("layers", "encoder", "decoder")
 
 
-def show(
-    placement: str | None = None, *shape: Words, family: str | None = None
-) -> Annotated[Result, dict[str, Card], PlacementShown]:
+def show(placement: str | None = None, *shape: Words) -> Annotated[Result, dict[str, Card], PlacementShown]:
     """Print the catalogue of placements, or one of them: its formulas with their numbers.
 
     examples:
       isograd show
-      isograd show --family deepseek-v4
       isograd show deepnorm layers=48
       isograd show admin encoder=100 decoder=100
 
     Args:
         placement: its name (default: a line for each, by group)
         shape: layers=48 for one stack (default 12), or encoder=100 decoder=100 for two
-        family: only placements that models of this family have, such as gemma2 or deepseek-v4
     """
-    if placement is None or family is not None:
-        if placement is not None:
-            raise UserError("--family lists placements; leave the name out")
-        found = list(CATALOGUE) if family is None else _of_family(family)
-        return Result({name: _card(name) for name in found}, partial(_print_list, found))
+    if placement is None:
+        return Result({name: _card(name) for name in CATALOGUE}, _print_list)
     entry, counts = get(placement), _shape(shape)
     two = "encoder" in counts
     if two:

@@ -240,12 +240,6 @@ class IsogradConfig(PretrainedConfig):
         """What config.json holds: with the placement itself, so that a model loads without the catalogue's entry."""
         return super().to_diff_dict() | {"formula": self._stored_formula()}
 
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers; what was called `start` before is read as `init`."""
-        before = {"start": "init"}
-        return super().from_dict({before.get(name, name): value for name, value in config_dict.items()}, **kwargs)
-
     def _from_catalogue(self) -> dict[str, Any] | None:
         """The formula that the catalogue gives, None where it has no such entry."""
         plain = copy.deepcopy(self)

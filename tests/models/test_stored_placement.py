@@ -121,12 +121,11 @@ def test_a_process_that_never_registered_it_loads_it_by_the_card(own_catalogue: 
 
 
 def test_a_name_alone_is_the_default(own_catalogue: None, tmp_path: Path) -> None:
-    """config.json as it was written before."""
+    """config.json without the formula."""
     made = model(placement="deepnorm")
     made.save_pretrained(tmp_path)
     content: dict[str, Any] = json.loads((tmp_path / "config.json").read_text())
     del content["formula"]
-    content["start"] = content.pop("init")
     (tmp_path / "config.json").write_text(json.dumps(content))
     again = IsogradForCausalLM.from_pretrained(tmp_path)
     assert again.config.entry() is get("deepnorm")

@@ -111,8 +111,6 @@ def _check_rows(path: Path, kinds: Kinds) -> None:
     rows = path.read_bytes().split(b"\n") if path.exists() else []
     for number, line in enumerate(rows[:-1], start=1):  # a row is whole when its line has ended
         row = _json(path, line, f", line {number}")
-        if "tower" in row:  # the key of earlier versions, "stack" today
-            raise _FaultError(f"{path}: a run of an earlier version of isograd; train it again")
         missing = [name for name in kinds if name not in row]
         if missing:
             raise _FaultError(f"{path}, line {number}: no {missing[0]}")

@@ -177,7 +177,6 @@ class Run:
     """One run, whole: the keys of every task. A task's own class has its sections, and says how large a batch is.
 
     Attributes:
-        batch_key: the key that says how many samples an update has.
         from_key, length_key: the keys that name a model to be trained further, and the longest sequence.
         vocabulary: "char", "bpe", ..: how text becomes ids; None where a pre-trained model decides it.
         predicted: the share of tokens that the head of a language model is asked for.
@@ -192,7 +191,6 @@ class Run:
     data: Data = field(default_factory=Data)
     training: Training
 
-    batch_key: ClassVar[str] = "training.batch"
     from_key: ClassVar[str] = "model.from"
     length_key: ClassVar[str] = "data.length"
     sized: ClassVar[bool] = True
@@ -205,10 +203,10 @@ class Run:
         for name, section in vars(self).items():
             for key, value in vars(section).items() if is_dataclass(section) else ():
                 if isinstance(value, int) and value > MOST and key != "seed":
-                    raise RecipeError(f"{name}.{key}={value} must be at most {MOST:,}", f"{name}.{key}")
+                    raise RecipeError(f"{name}.{key}={value} must be at most {MOST:,}")
         for key, layers in (("layers", self.layers), ("encoder_layers", self.encoder_layers)):
             if layers is not None and layers > MOST_LAYERS:
-                raise RecipeError(f"model.{key}={layers} must be at most {MOST_LAYERS:,}", f"model.{key}")
+                raise RecipeError(f"model.{key}={layers} must be at most {MOST_LAYERS:,}")
         shards = sharded_by(self.training)
         if shards and self.training.select != "last":
             raise RecipeError(f"{shards} needs training.select=last: weights lie in shards")
@@ -379,7 +377,7 @@ def at_least(least: float, section: str, of: object, *keys: str) -> None:
     """Refuse a number of this section that is less, or not finite."""
     for key in keys:
         if not least <= getattr(of, key) < math.inf:
-            raise RecipeError(f"{section}.{key}={getattr(of, key)} must be at least {least:g}", f"{section}.{key}")
+            raise RecipeError(f"{section}.{key}={getattr(of, key)} must be at least {least:g}")
 
 
 def share(section: str, of: object, *keys: str) -> None:
@@ -398,17 +396,16 @@ def _check_training(t: Training) -> None:
     at_least(1, "training", t, "steps", "accumulation", "average")
     for key in (*_NOT_NEGATIVE, *_COUNTS):
         if not 0 <= getattr(t, key) < math.inf:
-            raise RecipeError(f"training.{key}={getattr(t, key)} must be finite and not negative", f"training.{key}")
+            raise RecipeError(f"training.{key}={getattr(t, key)} must be finite and not negative")
     if t.stop_at > t.steps:
         raise RecipeError(f"training.stop_at={t.stop_at} comes after the last of training.steps={t.steps}")
     if not 0 < t.lr < math.inf:
-        raise RecipeError(f"training.lr={t.lr} must be finite and above 0", "training.lr")
+        raise RecipeError(f"training.lr={t.lr} must be finite and above 0")
     if not all(0 <= beta < 1 for beta in t.betas):
         raise RecipeError(f"training.betas={list(t.betas)} must be in [0, 1)")
     if t.warmup >= t.steps and t.decay in ("linear", "cosine", "polynomial"):
         raise RecipeError(
-            f"training.warmup={t.warmup} must be smaller than training.steps={t.steps} with decay {t.decay!r}",
-            *("training.warmup", "training.steps"),
+            f"training.warmup={t.warmup} must be smaller than training.steps={t.steps} with decay {t.decay!r}"
         )
     _check_schedule(t)
     shards = sharded_by(t)

@@ -31,12 +31,6 @@ def default_jobs() -> int:
     return 1 if torch.cuda.is_available() else cores()
 
 
-def threads_of(jobs: int | None, runs: int) -> int:
-    """Threads of each of so many runs, where `jobs` are trained at once; a single one has what torch has here."""
-    at_once = min(default_jobs() if jobs is None else jobs, runs)
-    return torch.get_num_threads() if at_once <= 1 else share(at_once)
-
-
 def share(at_once: int) -> int:
     """Of the cores, where so many processes share them."""
     return max(1, cores() // at_once)

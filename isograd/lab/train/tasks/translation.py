@@ -124,7 +124,6 @@ class TranslationRun(Run):
     search: SearchSection = field(default_factory=SearchSection)
     training: TranslationTraining = field(default_factory=TranslationTraining)
 
-    batch_key = "training.tokens"
     length_key = "pairs.longest"
 
     def __post_init__(self) -> None:
