@@ -55,9 +55,9 @@ _SEARCH = ("--find", "max-lr")
 _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "show": {"": [(), ("pre-ln",), ("recipes",), ("skill",)], NAME: [("prenormx",)]},
     "compare": {
-        RECIPE: [("--recipe", "damaged.yaml"), ("--recipe", "unknown.yaml")],
+        RECIPE: [("damaged.yaml",), ("unknown.yaml",)],
         NAME: [("--placements", "prenormx")],
-        FILE: [("--recipe", "missing.yaml"), ("--data", "missing.txt")],
+        FILE: [("missing.yaml",), ("--data", "missing.txt")],
         HUB: [("--data", "a/b")],
     },
     "study": {
@@ -118,7 +118,7 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
 
 
 TRAINING = (
-    ("compare", "--steps", "300"),
+    ("compare", "training.steps=300"),
     ("train", "model.layers=4"),
     ("study", "studies/warmup"),
     ("reproduce", "xiong2020/warmup-fig2"),

@@ -347,7 +347,7 @@ def record_golden(full: bool, golden: Path) -> Any:
 
 def record_theory(full: bool, golden: Path) -> Any:
     words = [] if full else [*QUICK, "--seeds", "2"]
-    return said("theory", *words, "--foils", "--json", "--out", "theory")
+    return said("reproduce", "theory", *words, "--negative-controls", "--json", "--out", "theory")
 
 
 def record_parity(full: bool, golden: Path) -> Any:
@@ -399,8 +399,15 @@ def record_fields(full: bool, golden: Path) -> Any:
         found[f"check {run}"] = said("check", f"runs/{run}/model", "--json", "--lr", "1e-3")
         found[f"explain {run}"] = said("explain", f"runs/{run}", "--json", "--out", f"explain-{run}")
     found["check transformers' own"] = said("check", "GPT2LMHeadModel", "--json")
-    found["theory --list"] = said("theory", "--list", "--json")
-    shape = ["--layers", "2", "--width", "16", "--heads", "2", "--length", "8", "--batch", "4", "--steps", "6"]
+    found["theory --list"] = said("reproduce", "theory", "--list", "--json")
+    shape = [
+        "model.layers=2",
+        "model.width=16",
+        "model.heads=2",
+        "data.length=8",
+        "training.batch=4",
+        "training.steps=6",
+    ]
     shape += ["--data", "text.txt", "--jobs", "1"]
     found["compare"] = said("compare", *shape, "--placements", "post-ln", "pre-ln", "--seeds", "0", "1", "--json")
     found["report"] = said("report", "runs/language-post-ln", "runs/language-pre-ln", "--out", "report", "--json")

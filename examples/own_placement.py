@@ -8,7 +8,7 @@ Swin v2's (Liu et al. 2021, arXiv 2111.09883): a norm on what every branch wrote
 import sys
 from pathlib import Path
 
-from isograd.lab import Model, TextData, TextTraining, compare, plan, write_report
+from isograd.lab import compare, load_run, plan, write_report
 from isograd.placement import Norm, Placement, Residual, register
 
 register(
@@ -23,13 +23,8 @@ register(
 
 
 def main(source: str = "embedded", steps: int = 100, out: Path = Path("runs/own-placement")) -> Path:
-    arms = plan(
-        out,
-        placements=["pre-ln", "post-ln", "swin-v2"],
-        model=Model(layers=6, embedding_norm=True),
-        data=TextData(source=source),
-        training=TextTraining(steps=steps),
-    )
+    settings = ["model.layers=6", "model.embedding_norm=true", f"data.source={source}", f"training.steps={steps}"]
+    arms = plan(out, load_run(overrides=settings), [["pre-ln"], ["post-ln"], ["swin-v2"]])
     compare(
         arms,
         on_step=lambda index, step, loss: print(f"{arms[index].label}: step {step}, loss {loss:.3f}"),

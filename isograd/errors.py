@@ -6,7 +6,7 @@ A message says what came, what was expected, and what to type instead.
 import difflib
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -26,22 +26,7 @@ class UserError(IsogradError):
 
 
 class RecipeError(IsogradError, ValueError):
-    """A recipe or an override that cannot be used; names the key and what to type instead.
-
-    Args:
-        keys: those keys that the message names which a verb may have as an option, such as training.lr.
-    """
-
-    def __init__(self, message: str, *keys: str) -> None:
-        super().__init__(message)
-        self.keys = keys
-
-    def of_options(self, options: Mapping[str, str]) -> "RecipeError":
-        """The same where keys were given as options: {"training.lr": "--lr"}."""
-        message = str(self)
-        for key in self.keys:
-            message = message.replace(key, options.get(key, key))
-        return RecipeError(message, *self.keys)
+    """A recipe or an override that cannot be used; names the key and what to type instead."""
 
 
 class DataError(IsogradError, ValueError):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from isograd.diagnose.calibrate import CalibrationWarning
-from isograd.lab.study.compare import plan_arms
+from isograd.lab.study.compare import plan
 from isograd.lab.study.plan import load_study
 from isograd.lab.train.recipe import load_arms, load_run
 from isograd.placement import CATALOGUE
@@ -138,7 +138,7 @@ def test_recipes_load(recipe: Path) -> None:
 def test_the_arms_of_the_papers_recipes(recipe: Path, tmp_path: Path) -> None:
     """Every arm is a run of its own, and the text says what the paper found and where ours is."""
     words, seeds = load_arms(recipe)
-    arms = plan_arms(tmp_path, load_run(recipe), words, seeds or [0])
+    arms = plan(tmp_path, load_run(recipe), words, seeds or [0])
     assert len({arm.folder for arm in arms}) == len(arms) >= 3
     assert {arm.run.model.placement for arm in arms} <= set(CATALOGUE)
     text = recipe.read_text(encoding="utf-8")
@@ -177,8 +177,9 @@ def test_pages_are_filled_in(page: Path) -> None:
 )
 def test_tasks_of_ones_own(name: str, words: list[str], below: float, tmp_path: Path) -> None:
     """As typed, for a few steps: the first arm comes below the task's own baseline, and the page names it."""
-    command = ["compare", "--model", str(ROOT / f"examples/tasks/{name}.py:build"), "training.probe_every=0", *words]
-    code, out, err = called(*command, "--steps", "60", "--lr", "3e-3", "--jobs", "1", "--out", str(tmp_path), "--json")
+    command = ["compare", "--model", str(ROOT / f"examples/tasks/{name}.py:build"), "training.probe_every=0"]
+    command += ["training.steps=60", "training.lr=3e-3", *words]
+    code, out, err = called(*command, "--jobs", "1", "--out", str(tmp_path), "--json")
     assert code == 0, err
     content = json.loads(out)
     assert content["arms"][0]["validation_loss"] < below * content["unigram_entropy"]

@@ -4,7 +4,7 @@ from benchmarks.accept import items
 from benchmarks.accept.row import Job
 
 _ONE = "--jobs 1 --out {out}"  # one run at a time: each command is a process of its own
-_DEEP = f"isograd compare --layers 36 --steps 200 --seeds 0 1 2 {_ONE}"
+_DEEP = "isograd compare model.layers=36 training.steps=200"
 _ALL = "--placements post-ln pre-ln normformer admin deepnorm"
 _ENGLISH = "{data}/multi30k-de-en/train.en.gz"
 _CAPTIONS = "pairs.train=[{data}/multi30k-de-en/train] pairs.valid=[{data}/multi30k-de-en/valid]"
@@ -15,15 +15,15 @@ _GLUE = "--seeds 0 1 2 3 4 --lr 3e-4 --with-scratch --json --out {out} training.
 
 _HERE = {  # what needs nothing but the repository: command, minutes of one core
     "compare-12": (f"isograd compare --seeds 0 1 2 {_ONE}", 6),
-    "compare-36-cold": (f"{_DEEP} --warmup 0 {_ALL}", 10),
-    "compare-36-warm": (f"{_DEEP} --warmup 100 {_ALL}", 10),
+    "compare-36-cold": (f"{_DEEP} --seeds 0 1 2 {_ONE} {_ALL}", 10),
+    "compare-36-warm": (f"{_DEEP} training.warmup=100 --seeds 0 1 2 {_ONE} {_ALL}", 10),
     "gradients": (
-        "isograd compare --recipe normformer2021/gradients-small --arm pre-ln --arm normformer"
+        "isograd compare normformer2021/gradients-small --arm pre-ln --arm normformer"
         f" --arm pre-ln training.lr=1.0e-3 --arm normformer training.lr=1.0e-3 {_ONE}",
         4,
     ),
     "lr-range": (
-        f"isograd compare --recipe normformer2021/lr-stability-small --arm pre-ln --arm normformer {_ONE}",
+        f"isograd compare normformer2021/lr-stability-small --arm pre-ln --arm normformer {_ONE}",
         9,
     ),
     "number-words": ("isograd train number-words --out {out}", 2.5),
@@ -64,7 +64,7 @@ _ELSEWHERE = {  # what needs other text: command, minutes of one core, files bel
         "multi30k-de-en/train.en.gz",
     ),
     "captions-gradients": (
-        f"isograd compare --recipe normformer2021/gradients-small data.source={_ENGLISH} {_ONE}",
+        f"isograd compare normformer2021/gradients-small data.source={_ENGLISH} {_ONE}",
         6,
         "multi30k-de-en/train.en.gz",
     ),
@@ -90,27 +90,27 @@ _ELSEWHERE = {  # what needs other text: command, minutes of one core, files bel
         "multi30k-de-en/test2016.*",
     ),
     "18l": (
-        f"isograd compare --recipe admin2020/18l-small {_CAPTIONS} {_ONE}",
+        f"isograd compare admin2020/18l-small {_CAPTIONS} {_ONE}",
         14,
         "multi30k-de-en/train.*",
     ),
     "60l-12l": (
-        f"isograd compare --recipe verydeep2020/60l-12l-small {_CAPTIONS} {_ONE}",
+        f"isograd compare verydeep2020/60l-12l-small {_CAPTIONS} {_ONE}",
         14,
         "multi30k-de-en/train.*",
     ),
     "iwslt14": (
-        f"isograd compare --recipe xiong2020/iwslt14-small {_IWSLT} {_ONE}",
+        f"isograd compare xiong2020/iwslt14-small {_IWSLT} {_ONE}",
         63,
         "iwslt14-de-en/train-subset.*",
     ),
     "bert-small": (
-        f"isograd compare --recipe xiong2020/bert-small {_WIKI} {_ONE}",
+        f"isograd compare xiong2020/bert-small {_WIKI} {_ONE}",
         30,
         "wikipedia-en/train-0of4.txt.xz",
     ),
     "clm-small": (
-        f"isograd compare --recipe normformer2021/clm-small {_WIKI} {_ONE}",
+        f"isograd compare normformer2021/clm-small {_WIKI} {_ONE}",
         30,
         "wikipedia-en/train-0of4.txt.xz",
     ),

@@ -155,7 +155,7 @@ def test_a_folder_named_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """The word stays the default text."""
     (tmp_path / "embedded").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert "shorter than one sequence" in refused("compare", "--out", "out", "--length", "99999999")
+    assert "shorter than one sequence" in refused("compare", "data.length=99999999", "--out", "out")
 
 
 @pytest.mark.slow
@@ -256,15 +256,15 @@ sys.exit(cli.main())
         ("--data folder", "is a folder"),
         ("--data some/hub-name", "as a data set on the hub it cannot be loaded"),
         ("--placements pre-ln postln", "did you mean 'post-ln'"),
-        ("--layers 0", "--layers=0"),
-        ("--width 64 --heads 3", "--width=64 is not a multiple of --heads=3"),
-        ("--steps 0", "--steps=0"),
-        ("--batch 0", "--batch=0"),
-        ("--length 0", "length=0"),
-        ("--length 99999999", "shorter than one sequence"),
-        ("--lr -1", "--lr=-1.0"),
-        ("--lr nan", "--lr=nan"),
-        ("--warmup -1", "--warmup=-1"),
+        ("model.layers=0", "model.layers=0"),
+        ("model.width=64 model.heads=3", "model.width=64 is not a multiple of model.heads=3"),
+        ("training.steps=0", "training.steps=0"),
+        ("training.batch=0", "training.batch=0"),
+        ("data.length=0", "data.length=0"),
+        ("data.length=99999999", "shorter than one sequence"),
+        ("training.lr=-1", "training.lr=-1.0"),
+        ("training.lr=.nan", "training.lr=nan"),
+        ("training.warmup=-1", "training.warmup=-1"),
         ("--seeds 0 -1", "seed=-1"),
         ("--jobs 0", "jobs=0"),
         ("--out empty.txt", "is a file"),
@@ -304,9 +304,9 @@ def test_a_folder_of_another_recipe(text: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a", "--length 1 --batch 1 --layers 1 --width 4 --heads 4"),
-        ("aaaaaaaa\n", "--level bpe --length 1"),
-        ("ab\x00\U0001f600 \u2028é" * 9, "--warmup 99"),
+        ("a", "data.length=1 training.batch=1 model.layers=1 model.width=4 model.heads=4"),
+        ("aaaaaaaa\n", "data.level=bpe data.length=1"),
+        ("ab\x00\U0001f600 \u2028é" * 9, "training.warmup=99"),
     ],
 )
 def test_odd_shapes(content: str, words: str, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_a_recipe_with_its_arms(recipe: Path) -> None:
     """One command; the same again trains nothing; `isograd train` takes the same file, and gives the arm's numbers."""
-    command = ["compare", "--recipe", str(recipe), "--json", "--jobs", "1"]
+    command = ["compare", str(recipe), "--json", "--jobs", "1"]
     code, stdout, stderr = called(*command)
     assert code == 0, stderr
     content = json.loads(stdout)
@@ -365,7 +365,6 @@ def test_arms_seeds_and_overrides_of_the_command(recipe: Path) -> None:
     """In place of those of the recipe; overrides are behind it, also behind an option."""
     command = [
         "compare",
-        "--recipe",
         str(recipe),
         "training.steps=4",
         "--json",
@@ -407,21 +406,16 @@ def test_arms_of_the_built_in_model(text: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--recipe recipe.yaml --layers 3", "write model.layers=3 after --recipe"),
-        ("--recipe recipe.yaml --warmup 3", "write training.warmup=3 after --recipe"),
-        ("--recipe recipe.yaml --lr 0.5", "write training.lr=0.5 after --recipe"),
-        ("--recipe recipe.yaml --data x.txt", "write pairs.train=[x.txt] after --recipe"),
-        ("--recipe recipe.yaml --arm pre-ln --placements admin", "--arm and --placements contradict each other"),
-        ("--arm pre-ln --warmup 3", "write training.warmup=3 after each --arm"),
-        ("model.layers=3", "must follow --recipe"),
-        ("--recipe recipe.yaml --placements pre-ln model.layers=3", "'model.layers=3' is not a placement"),
-        ("--recipe recipe.yaml --arm model.layers=3", "an arm begins with a placement"),
-        ("--recipe recipe.yaml --arm preln", "did you mean 'pre-ln'"),
-        ("--recipe recipe.yaml model.layer=3", "did you mean 'model.layers'"),
-        ("--recipe recipe.yaml training.lr=-1", "training.lr=-1"),
-        ("--recipe recipe.yaml --arm pre-ln model.layers=0", "model.layers=0"),
-        ("--recipe nosuch.yaml", "nosuch.yaml: no such recipe"),
-        ("--recipe recipe.yaml pairs.train=[nosuch]", "nosuch"),
+        ("recipe.yaml --data x.txt", "data.source is read by task="),
+        ("recipe.yaml --arm pre-ln --placements admin", "--arm and --placements contradict each other"),
+        ("recipe.yaml --placements pre-ln model.layers=3", "'model.layers=3' is not a placement"),
+        ("recipe.yaml --arm model.layers=3", "an arm begins with a placement"),
+        ("recipe.yaml --arm preln", "did you mean 'pre-ln'"),
+        ("recipe.yaml model.layer=3", "did you mean 'model.layers'"),
+        ("recipe.yaml training.lr=-1", "training.lr=-1"),
+        ("recipe.yaml --arm pre-ln model.layers=0", "model.layers=0"),
+        ("nosuch.yaml", "nosuch.yaml: no such recipe"),
+        ("recipe.yaml pairs.train=[nosuch]", "nosuch"),
     ],
 )
 def test_recipes_refused(words: str, said: str, recipe: Path) -> None:

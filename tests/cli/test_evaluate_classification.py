@@ -158,7 +158,7 @@ def test_a_comparison_of_fine_tunings(model: str, tmp_path: Path) -> None:
         "training: {steps: 100, epochs: 1, batch: 8, probe_every: 0}\n"
         "arms: [[pre-ln], [pre-ln, glue.scratch=true]]\n"
     )
-    command = ["compare", "--recipe", str(recipe), "--jobs", "1", "--out", str(tmp_path / "out")]
+    command = ["compare", str(recipe), "--jobs", "1", "--out", str(tmp_path / "out")]
     told = as_json(command)
     assert [arm["arm"] for arm in told["arms"]] == ["pre-trained", "from scratch"] and "unigram_entropy" not in told
     code, out, _ = called(*command)

@@ -25,7 +25,7 @@ def test_a_collapse_is_told_on_the_console_and_in_the_result(tmp_path: Path) -> 
 def test_each_arm_of_a_comparison_has_its_warning(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     arms = ["--placements", "post-ln", "pre-ln", "--out", str(tmp_path / "out"), "--jobs", "1", "--json"]
-    code, out, err = called("compare", "--recipe", str(tmp_path / "recipe.yaml"), *arms)
+    code, out, err = called("compare", str(tmp_path / "recipe.yaml"), *arms)
     post, pre = json.loads(out)["arms"]
     assert code == 0 and post["warning"]["layer"] == "model.layers.0" and pre["warning"] is None
     said = [line for line in err.splitlines() if line.startswith("warning:")]

@@ -21,7 +21,7 @@ PLACEMENTS = ["post-ln", "pre-ln", "normformer-resscale"]
 @pytest.fixture(scope="module")
 def compared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pretraining")
-    more = ["--placements", *PLACEMENTS, "--seeds", "0", "1", "--layers", "3", "--jobs", "1"]
+    more = ["--placements", *PLACEMENTS, "--seeds", "0", "1", "--jobs", "1", "model.layers=3"]
     assert called(*compare_command(text, out, *more))[0] == 0
     return out
 

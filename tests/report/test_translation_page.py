@@ -17,7 +17,7 @@ from isograd.lab.cli.compare import print_arms
 from isograd.lab.report import figures
 from isograd.lab.report.pages.runs import headline, results_table, write_report
 from isograd.lab.report.runs import ArmFiles, arms_of, at_end, at_start
-from isograd.lab.study.compare import compare, plan_arms
+from isograd.lab.study.compare import compare, plan
 from tests.report.test_page import checked, edit
 from tests.study.arms import lines, read
 from tests.train.recipes import small_translation
@@ -31,7 +31,7 @@ LABELS = ["post-ln, warm-up 4, lr 0.01", "pre-ln, no warm-up, lr 0.01", "admin, 
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three arms with two seeds, each with two decoder layers and three encoder layers."""
     out = tmp_path_factory.mktemp("translations")
-    arms = plan_arms(out, small_translation(model={"encoder_layers": 3}), ARMS, [0, 1])
+    arms = plan(out, small_translation(model={"encoder_layers": 3}), ARMS, [0, 1])
     compare(arms, lambda *_: None, lambda *_: None, jobs=1)
     folders = [a.folder for a in arms]
     (out / "order.json").write_text(json.dumps([f.name for f in folders]))

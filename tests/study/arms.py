@@ -14,12 +14,12 @@ from isograd.cli.schema import schema
 
 WORDS = ["the", "wolf", "ran", "over", "a", "green", "hill;", "below", "an", "old", "tree", "it", "rained"]
 TEXT = "".join(f"{' '.join(WORDS[i % 5 : 5 + i % 8])} {i * i % 97} times.\n" for i in range(300))
-SHAPE = ["--layers", "2", "--width", "16", "--heads", "2", "--length", "8", "--batch", "4"]
+SHAPE = ["model.layers=2", "model.width=16", "model.heads=2", "data.length=8", "training.batch=4"]
 TIMES = ("seconds", "cpu_seconds", "cpu_seconds_per_step", "tokens_per_second")
 
 
 def compare_command(text: Path, out: Path, *more: str, steps: int = 12) -> list[str]:
-    return ["compare", *SHAPE, "--steps", str(steps), "--data", str(text), "--out", str(out), *more]
+    return ["compare", *SHAPE, f"training.steps={steps}", "--data", str(text), "--out", str(out), *more]
 
 
 def called(*command: str) -> tuple[int, str, str]:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from isograd.errors import FolderBusyError, RecipeError
 from isograd.files import locked
 from isograd.lab.study.compare import compare, plan
 from isograd.lab.study.plan import Cell
+from isograd.lab.train.recipe import with_overrides
 from isograd.lab.train.run import Model
-from isograd.lab.train.tasks.language import TextData, TextTraining
+from isograd.lab.train.tasks.language import LanguageRun, TextData, TextTraining
 from isograd.placement import Norm, Placement, Residual, Site, register
 from tests.study.arms import lines, read, runs, same_numbers
 from tests.study.processes import Sent, hold
@@ -33,14 +34,21 @@ NAMES = ("post-ln", "pre-ln", "admin")
 
 @pytest.fixture
 def planned(text: Path, tmp_path: Path) -> Plan:
-    def make(folder: str = "out", *, lr: float = 1e-3, steps: int = 6, **options: Any) -> list[Cell]:
-        return plan(
-            tmp_path / folder,
+    def make(
+        folder: str = "out",
+        *,
+        lr: float = 1e-3,
+        steps: int = 6,
+        warmup: int = 0,
+        placements: Sequence[str] = NAMES,
+        seeds: Sequence[int] = (),
+    ) -> list[Cell]:
+        base = LanguageRun(
             model=Model(layers=2, width=16, heads=2),
             data=TextData(source=str(text), length=8),
-            training=TextTraining(steps=steps, batch=4, lr=lr, valid_sequences=4, probe_every=2),
-            **{"placements": NAMES} | options,
+            training=TextTraining(steps=steps, warmup=warmup, batch=4, lr=lr, valid_sequences=4, probe_every=2),
         )
+        return plan(tmp_path / folder, base, [[name] for name in placements], seeds)
 
     return make
 
@@ -160,8 +168,7 @@ def test_another_text_is_another_run(planned: Plan, tmp_path: Path, text: Path) 
     mine = tmp_path / "mine.txt"
     mine.write_text(text.read_text())
     a = planned()[0]
-    sections: dict[str, Any] = {"model": a.run.model, "training": a.run.training, "placements": ["pre-ln"]}
-    arms = [replace(a, run=plan(Path(), data=TextData(source=str(mine), length=8), **sections)[0].run)]
+    arms = [replace(a, run=with_overrides(a.run, [f"data.source={mine}", "model.placement=pre-ln"]))]
     before = trained(arms)
     mine.write_text(text.read_text().replace("wolf", "bear"))
     with pytest.raises(FileExistsError, match=r"mine\.txt \(or how it is read\) has changed since"):

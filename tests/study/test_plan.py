@@ -1,5 +1,6 @@
 """Which arms a comparison has."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,13 @@ import pytest
 import yaml
 
 from isograd.errors import RecipeError, UnknownPlacement
-from isograd.lab.study.compare import plan, plan_arms
+from isograd.lab.study.compare import plan
 from isograd.lab.train.recipe import load_arms, load_run
-from isograd.lab.train.run import Model
-from isograd.lab.train.tasks.language import TextData, TextTraining
 from tests.train.recipes import small_translation
 
 
-def arms(**options: Any) -> list[tuple[str, int, int]]:
-    planned = plan(Path("out"), **options)
+def arms(words: Sequence[str] = (), *placements: str, seeds: Sequence[int] = ()) -> list[tuple[str, int, int]]:
+    planned = plan(Path("out"), load_run(None, words), [[name] for name in placements], seeds)
     return [(a.run.model.placement, a.run.training.warmup, a.run.seed) for a in planned]
 
 
@@ -29,32 +28,32 @@ def test_the_default_set() -> None:
         ("admin", 0, 0),
         ("deepnorm", 0, 0),
     ]
-    run = plan(Path("out"))[0].run
+    run: Any = plan(Path("out"))[0].run
     assert (run.model.layers, run.model.width, run.model.heads, run.model.ffn) == (12, 64, 4, None)
     assert (run.data.length, run.training.batch, run.training.steps) == (32, 16, 300)
     assert (run.training.optimizer, run.training.betas, run.training.lr) == ("adam", (0.9, 0.98), 1e-3)
 
 
 def test_warmup_is_for_all_arms() -> None:
-    """One post-ln then: two would be the same run."""
-    for steps in (0, 100):
-        assert {w for _, w, _ in arms(warmup=steps)} == {steps}
-        assert [p for p, _, _ in arms(warmup=steps)] == ["post-ln", "pre-ln", "normformer", "admin", "deepnorm"]
-    assert arms(training=TextTraining(steps=11))[1] == ("post-ln", 5, 0)
-    assert arms(placements=["post-ln", "pre-ln"]) == [("post-ln", 0, 0), ("pre-ln", 0, 0)]
-    assert arms(placements=["post-ln"], warmup=7) == [("post-ln", 7, 0)]
+    """One post-ln then: without a warm-up it stands there once more, with half the steps."""
+    warm = arms(["training.warmup=100"])
+    assert {w for _, w, _ in warm} == {100}
+    assert [p for p, _, _ in warm] == ["post-ln", "pre-ln", "normformer", "admin", "deepnorm"]
+    assert arms(["training.steps=11"])[1] == ("post-ln", 5, 0)
+    assert arms([], "post-ln", "pre-ln") == [("post-ln", 0, 0), ("pre-ln", 0, 0)]
+    assert arms(["training.warmup=7"], "post-ln") == [("post-ln", 7, 0)]
 
 
 def test_seed_by_seed_each_once() -> None:
     expected = [("admin", 0, 3), ("gpt2", 0, 3), ("admin", 0, 1), ("gpt2", 0, 1)]
-    assert arms(placements=["admin", "gpt2", "admin"], seeds=[3, 1, 3]) == expected
+    assert arms([], "admin", "gpt2", "admin", seeds=[3, 1, 3]) == expected
 
 
 def test_a_folder_per_run() -> None:
     planned = plan(Path("out"), seeds=[0, 1])
     assert len({a.folder for a in planned}) == len(planned)
     assert {a.folder.parent for a in planned} == {Path("out")}
-    run = planned[0].run
+    run: Any = planned[0].run
     others = [
         replace(run, seed=5),
         replace(run, model=replace(run.model, width=32)),
@@ -66,22 +65,22 @@ def test_a_folder_per_run() -> None:
 
 
 def test_labels() -> None:
-    training = TextTraining(warmup=9)
-    assert [a.label for a in plan(Path("out"), placements=["pre-ln"], warmup=9)] == ["pre-ln, warm-up 9"]
-    assert [a.label for a in plan(Path("out"), placements=["pre-ln"], training=training)] == ["pre-ln, no warm-up"]
+    base = load_run(None, ["training.warmup=9"])
+    assert [a.label for a in plan(Path("out"), base, [["pre-ln"]])] == ["pre-ln, warm-up 9"]
+    assert [a.label for a in plan(Path("out"), base, [["pre-ln", "training.warmup=0"]])] == ["pre-ln, no warm-up"]
 
 
 def test_the_same_data_and_start_seed_for_all_arms() -> None:
-    planned = plan(Path("out"), model=Model(layers=3), data=TextData(length=8))
+    planned = plan(Path("out"), load_run(None, ["model.layers=3", "data.length=8"]))
     assert len({(a.run.seed, a.run.data_seed, a.run.data) for a in planned}) == 1
     assert len({replace(a.run.model, placement="") for a in planned}) == 1
 
 
 def test_refused() -> None:
     with pytest.raises(UnknownPlacement, match="did you mean 'post-ln'"):
-        plan(Path("out"), placements=["pre-ln", "postln"])
+        plan(Path("out"), None, [["pre-ln"], ["postln"]])
     with pytest.raises(RecipeError, match=r"training\.warmup=-1"):
-        plan(Path("out"), warmup=-1)
+        plan(Path("out"), None, [["pre-ln", "training.warmup=-1"]])
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def recipe(tmp_path: Path) -> Path:
 def test_arms_of_a_recipe(recipe: Path) -> None:
     """Each is what `isograd train` makes of the recipe with that placement and those overrides."""
     arms = [["post-ln"], ["post-ln", "training.warmup=0"], ["pre-ln", "training.lr=2e-3", "training.optimizer=sgd"]]
-    planned = plan_arms(Path("out"), load_run(recipe), arms, [2, 1])
+    planned = plan(Path("out"), load_run(recipe), arms, [2, 1])
     assert [a.run for a in planned] == [
         load_run(recipe, [f"model.placement={placement}", *overrides, f"seed={seed}"])
         for seed in (2, 1)
@@ -109,14 +108,14 @@ def test_arms_of_a_recipe(recipe: Path) -> None:
 
 
 def test_a_recipe_without_arms(recipe: Path) -> None:
-    planned = plan_arms(Path("out"), load_run(recipe))
+    planned = plan(Path("out"), load_run(recipe))
     assert [a.run.model.placement for a in planned] == ["post-ln", "pre-ln", "normformer", "admin", "deepnorm"]
     assert {(a.run.training.warmup, a.run.seed, a.run.task) for a in planned} == {(3, 4, "translation")}
 
 
 def test_an_arm_twice_is_one(recipe: Path) -> None:
     arms = [["pre-ln"], ["pre-ln", "training.warmup=3"], ["pre-ln", "training.warmup=2"]]
-    assert len(plan_arms(Path("out"), load_run(recipe), arms, [0, 0])) == 2
+    assert len(plan(Path("out"), load_run(recipe), arms, [0, 0])) == 2
 
 
 def test_arms_and_seeds_in_a_recipe(recipe: Path) -> None:
@@ -164,9 +163,9 @@ def test_arms_and_seeds_refused(recipe: Path, line: str, said: str) -> None:
 )
 def test_arms_refused(recipe: Path, arm: list[str], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
-        plan_arms(Path("out"), load_run(recipe), [arm])
+        plan(Path("out"), load_run(recipe), [arm])
 
 
 def test_an_unknown_placement_of_an_arm(recipe: Path) -> None:
     with pytest.raises(UnknownPlacement, match="did you mean 'post-ln'"):
-        plan_arms(Path("out"), load_run(recipe), [["postln"]])
+        plan(Path("out"), load_run(recipe), [["postln"]])

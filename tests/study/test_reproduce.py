@@ -17,7 +17,7 @@ from isograd import hub
 from isograd.lab.recipes import path_of
 from isograd.lab.report.pages.reproduce import read_rows
 from isograd.lab.report.pages.reproduce_index import write_index
-from isograd.lab.study.compare import plan_arms
+from isograd.lab.study.compare import plan
 from isograd.lab.train.recipe import load_run
 from isograd.papers.reproduce import judge
 from isograd.papers.reproduce.context import Context
@@ -149,10 +149,10 @@ def test_the_compare_that_makes_the_same_runs(tmp_path: Path) -> None:
     """Read back, the line on the page plans the item's own runs, rates and all."""
     planned = plan_item(ITEMS["normformer2021/gradients-fig3"], Asked(out=tmp_path, overrides=("training.steps=200",)))
     words = shlex.split(planned.compare)
-    assert words[:3] == ["isograd", "compare", "--recipe"]
-    (before, *arms) = " ".join(words[4 : words.index("--seeds")]).split(" --arm ")
+    assert words[:2] == ["isograd", "compare"]
+    (before, *arms) = " ".join(words[3 : words.index("--seeds")]).split(" --arm ")
     seeds = [int(word) for word in words[words.index("--seeds") + 1 :]]
-    made = plan_arms(tmp_path, load_run(path_of(words[3]), before.split()), [arm.split() for arm in arms], seeds)
+    made = plan(tmp_path, load_run(path_of(words[2]), before.split()), [arm.split() for arm in arms], seeds)
     assert {one.run.as_dict()["training"]["lr"] for one in made} == {5e-3, 1e-3}
     assert {replace(one.run, name=None) for one in made} == {replace(cell.run, name=None) for cell in planned.cells}
 

@@ -105,8 +105,9 @@ def task(folder: Path, **training: Any) -> Run:
 
 def test_arms_are_arguments(folder: Path) -> None:
     """Table, page, ledger and results of two arms and two seeds, as of isograd's own models."""
-    command = ["compare", "--model", f"{folder}/small_lm.py:build", "depth=3", "--data", str(folder / "text.txt")]
-    command += ["--arm", "norm=pre", "--arm", "norm=post", "training.warmup=4", "--steps", "6", "--batch", "4"]
+    command = ["compare", "--model", f"{folder}/small_lm.py:build", "depth=3"]
+    command += ["training.steps=6", "training.batch=4", "--data", str(folder / "text.txt")]
+    command += ["--arm", "norm=pre", "--arm", "norm=post", "training.warmup=4"]
     command += ["--seeds", "0", "1", "--jobs", "1", "--out", str(folder / "out"), "--json"]
     code, out, err = called(*command)
     assert code == 0, err
@@ -255,7 +256,7 @@ def test_labels(folder: Path) -> None:
         (["--model", "{}/small_lm.py"], "expected FILE.py:FUNCTION"),
         (["--model", "{}/small_lm.py:build", "--arm", "post-ln"], "such as norm=pre"),
         (["--model", "{}/small_lm.py:build", "--placements", "post-ln"], "contradict each other"),
-        (["--model", "{}/small_lm.py:build", "--layers", "3"], "write layers=N right after it"),
+        (["warmup", "--model", "{}/small_lm.py:build"], "recipe warmup and --model contradict each other"),
         (["--model", "{}/small_task.py:build", "--data", "{}/text.txt"], "has batches()"),
         (["--model", "{}/small_task.py:build", "training.fsdp=true"], "leave it out"),
         (["--model", "{}/small_task.py:build", "model.placement=pre-ln"], "is of isograd's own models"),

@@ -1,5 +1,6 @@
 """`isograd compare`, and `isograd evaluate --task`: runs side by side, a table and a page at the end."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
@@ -15,31 +16,14 @@ from isograd.cli.console import (
     print_table,
     working,
 )
-from isograd.cli.parser import File, Folder, Name, Words
-from isograd.errors import RecipeError, UserError
+from isograd.cli.parser import Folder, Name, Words
+from isograd.errors import UserError
 from isograd.hub import must_be_a_model
 from isograd.lab.cli.progress import Ended, StudyProgress, announce_resumed, prepare_cells
 
 if TYPE_CHECKING:
     from isograd.lab.report.runs import ArmFiles
     from isograd.lab.study.plan import Cell
-
-_SETTINGS = {  # what an option is in a recipe
-    "layers": "model.layers",
-    "width": "model.width",
-    "heads": "model.heads",
-    "lr": "training.lr",
-    "warmup": "training.warmup",
-    "steps": "training.steps",
-    "batch": "training.batch",
-    "length": "data.length",
-    "data": "data.source",
-    "field": "data.field",
-    "level": "data.level",
-}
-
-
-_SHAPE = ("--layers", "--width", "--heads")
 
 
 class Comparison(TypedDict):
@@ -60,23 +44,13 @@ class Tuning(TypedDict):
 
 
 def compare(
+    recipe: str | None = None,
     *overrides: Words,
-    recipe: File | None = None,
     model: Annotated[str, "FILE.py:FUNCTION"] | None = None,
     placements: list[Name] | None = None,
     arm: list[list[Annotated[str, ("NAME", "key=value")]]] | None = None,
-    layers: int | None = None,
-    width: int | None = None,
-    heads: int | None = None,
-    lr: float | None = None,
-    warmup: int | None = None,
-    steps: int | None = None,
-    batch: int | None = None,
-    length: int | None = None,
     seeds: list[int] | None = None,
     data: Annotated[str, "FILE"] | None = None,
-    field: Name | None = None,
-    level: Literal["char", "bpe"] | None = None,
     out: Folder | None = None,
     jobs: int | None = None,
     fresh: bool = False,
@@ -86,74 +60,66 @@ def compare(
     examples:
       isograd compare
       isograd compare --data FILE.txt.gz --seeds 0 1 2
-      isograd compare --placements post-ln admin pre-ln --layers 36 --warmup 100 --steps 200
-      isograd compare --recipe RECIPE.yaml model.layers=6 --placements post-ln pre-ln --seeds 1 2 3
-      isograd compare --recipe RECIPE.yaml --arm post-ln --arm post-ln training.warmup=100 --arm pre-ln
+      isograd compare model.layers=36 training.warmup=100 training.steps=200 --placements post-ln admin pre-ln
+      isograd compare RECIPE.yaml model.layers=6 --placements post-ln pre-ln --seeds 1 2 3
+      isograd compare RECIPE.yaml --arm post-ln --arm post-ln training.warmup=100 --arm pre-ln
       isograd compare --model my_model.py:build --arm norm=pre --arm norm=post training.warmup=100 --data FILE.txt
 
-    With --recipe, --layers, --lr and the like are keys: model.layers=36 right after the recipe.
     Killed or interrupted, the same command goes on where it was.
 
     Args:
-        overrides: right after --recipe RECIPE: changes the recipe for all arms, such as model.layers=36; right after
-            --model: arguments of its function and keys of a recipe, such as depth=6 training.clip=1; after an --arm:
-            for that arm alone
-        recipe: a YAML recipe, in place of the built-in language model
+        recipe: a YAML recipe, by path or name (default: a language model of 12 layers and width 64, 300 steps)
+        overrides: of all arms, such as model.layers=36 training.lr=3e-4; right after --model: arguments of its
+            function, too, such as depth=6; after an --arm: for that arm alone
         model: a model of your own: the function of a file that gives an nn.Module (which runs the file). A language
             model on --data, or what the file's batches() and loss() say
-        placements: default: post-ln without and with warm-up, pre-ln, normformer, admin, deepnorm
-        arm: one arm: a placement (with --model arguments of the function, such as norm=post) and what differs from the
-            recipe or the options in this arm, such as training.warmup=400; once for each arm
-        layers: default 12
-        width: default 64
-        heads: default 4
-        lr: peak learning rate of Adam, default 1e-3
-        warmup: warm-up steps of all arms (default: none, and half the steps for a second post-ln)
-        steps: default 300
-        batch: sequences in a batch, default 16
-        length: tokens in a sequence, default 32
+        placements: default: post-ln (without a warm-up, and with half the steps), pre-ln, normformer, admin, deepnorm
+        arm: one arm: a placement (with --model arguments of the function, such as norm=post) and what differs in this
+            arm, such as training.warmup=400; once for each arm
         seeds: default 0, or those of the recipe
-        data: text (.txt .jsonl .parquet, also .gz and .xz) or the name of a data set on the hub (default: prose and
-            code of the Python standard library)
-        field: key of the text in JSON lines, Parquet and data sets, default text
-        level: tokens are characters or byte-level BPE, default char
+        data: text (.txt .jsonl .parquet, also .gz and .xz) or the name of a data set on the hub, the same as
+            data.source=FILE (default: prose and code of the Python standard library)
         out: default runs/compare, of a recipe runs/compare-NAME
         jobs: runs at once (default: one per core; with a GPU, one)
         fresh: train runs again that have ended already
     """
-    settings: dict[str, Any] = {"layers": layers, "width": width, "heads": heads, "lr": lr, "warmup": warmup}
-    settings |= {"steps": steps, "batch": batch, "length": length, "data": data, "field": field, "level": level}
-    given = {name: value for name, value in settings.items() if value is not None}
     if arm and placements:
         raise UserError("--arm and --placements contradict each other; write one --arm for each")
-    if arm and warmup is not None:
-        raise UserError(f"--warmup is not for --arm; write training.warmup={warmup} after each --arm")
-    if model:
-        wrong = {"--recipe": recipe, "--placements": placements, "--layers": layers, "--width": width, "--heads": heads}
-        for option in (name for name, value in wrong.items() if value is not None):
-            instead = f"; write {option[2:]}=N right after it, where it takes that" if option in _SHAPE else ""
-            raise UserError(f"{option} and --model contradict each other{instead}")
-    elif overrides and not recipe:
-        instead = "without a recipe use options such as --layers N"
-        raise UserError(f"{overrides[0]!r} must follow --recipe RECIPE.yaml or an --arm; {instead}")
+    path, words = read_words(recipe, overrides, model, placements)
+    if data is not None:
+        words.append(f"data.source={data if data == 'embedded' else json.dumps(_absolute(data))}")
+    from isograd.lab.study.compare import plan
+    from isograd.lab.train.recipe import load_arms, load_run
+
+    base = load_run(path, words)
+    arms, own_seeds = load_arms(path) if path else ([], [])
+    named = base.name or (path.stem if path else Path(model.rpartition(":")[0]).stem if model else "")
+    folder = out or Path("runs") / "-".join(filter(None, ["compare", named]))
+    planned = plan(folder, base, arm or [[name] for name in placements or ()] or arms, seeds or own_seeds)
+    return _report(planned, _train(planned, jobs, fresh))
+
+
+def read_words(
+    recipe: str | None, overrides: Sequence[str], model: str | None, placements: Sequence[str] | None
+) -> tuple[Path | None, list[str]]:
+    """The recipe of `RECIPE key=value ...`, and overrides of it; those of a model of the user's own name its function.
+
+    Raises:
+        UserError: a recipe or placements beside --model, or an override among the placements.
+    """
     for name in placements or ():
         if "=" in name:
-            raise UserError(f"{name!r} is not a placement; write it right after the recipe, or use --arm")
-    wanted = arm or [[name] for name in placements or ()]
+            raise UserError(f"{name!r} is not a placement; write it before --placements, or use --arm")
+    words = [word for word in (recipe, *overrides) if word]
+    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    if model is None:
+        return path, words
+    if path or placements:
+        wrong = f"recipe {path}" if path else "--placements"
+        raise UserError(f"{wrong} and --model contradict each other; a recipe names its model in model.build")
+    from isograd.lab.study.plan import settings_of
 
-    try:
-        if recipe:
-            arms = _of_recipe(recipe, overrides, wanted, given, seeds, out)
-        elif model:
-            arms = _of_model(model, overrides, wanted, given, seeds or [0], out)
-        else:
-            arms = _of_options(placements, arm, given, seeds or [0], out or Path("runs/compare"))
-        results = _train(arms, jobs, fresh)
-    except RecipeError as error:
-        if recipe:
-            raise
-        raise error.of_options({key: f"--{name}" for name, key in _SETTINGS.items()}) from error
-    return _report(arms, results)
+    return None, [f"model.build={json.dumps(_own_model(model))}", *settings_of(words, own=True)]
 
 
 def classification(
@@ -242,62 +208,7 @@ def _train(arms: list["Cell"], jobs: int | None, fresh: bool) -> list[dict[str, 
         raise UserError(f"{error} (--fresh does)") from error
 
 
-def _of_recipe(
-    recipe: Path,
-    overrides: Sequence[str],
-    arms: list[list[str]],
-    given: dict[str, Any],
-    seeds: list[int] | None,
-    out: Path | None,
-) -> list["Cell"]:
-    from isograd.lab.study.compare import plan_arms
-    from isograd.lab.train.recipe import known_keys, load_arms, load_run
-
-    base = load_run(recipe, overrides)
-    for name, value in given.items():
-        own = _SETTINGS[name] in known_keys(base.task)
-        setting = f"{_SETTINGS[name]}={value}" if own else f"pairs.train=[{value}]"
-        raise UserError(f"--{name} is for the built-in language model; write {setting} after --recipe")
-    of_recipe, seeds_of_recipe = load_arms(recipe)
-    folder = out or Path("runs") / f"compare-{base.name or recipe.stem}"
-    return plan_arms(folder, base, arms or of_recipe, seeds or seeds_of_recipe)
-
-
-def _of_options(
-    placements: list[str] | None, arms: list[list[str]] | None, given: dict[str, Any], seeds: list[int], folder: Path
-) -> list["Cell"]:
-    from isograd.lab.study.compare import plan, plan_arms
-    from isograd.lab.train.recipe import run_from_dict
-
-    content: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "training": {}}
-    for name, value in given.items():
-        if name != "warmup":
-            section, _, key = _SETTINGS[name].partition(".")
-            content[section][key] = _absolute(value) if name == "data" and value != "embedded" else value
-    base: Any = run_from_dict(content)
-    if arms:
-        return plan_arms(folder, base, arms, seeds)
-    sections = {section: getattr(base, section) for section in content}
-    return plan(folder, placements=placements, warmup=given.get("warmup"), seeds=seeds, **sections)
-
-
-def _of_model(
-    model: str, words: Sequence[str], arms: list[list[str]], given: dict[str, Any], seeds: list[int], out: Path | None
-) -> list["Cell"]:
-    from isograd.lab.study.compare import plan_arms
-    from isograd.lab.study.plan import settings_of
-    from isograd.lab.train.recipe import overridden, run_from_dict
-
-    content: dict[str, Any] = {"model": {"build": own_model(model)}}
-    for name, value in given.items():
-        section, _, key = _SETTINGS[name].partition(".")
-        value = _absolute(value) if name == "data" and value != "embedded" else value
-        content.setdefault(section, {})[key] = value
-    base = run_from_dict(overridden(content, settings_of(words, own=True)))
-    return plan_arms(out or Path("runs") / f"compare-{Path(model.rpartition(':')[0]).stem}", base, arms, seeds)
-
-
-def own_model(text: str) -> str:
+def _own_model(text: str) -> str:
     """FILE.py:FUNCTION with the file's absolute path, as `_absolute`.
 
     Raises:

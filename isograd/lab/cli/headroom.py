@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from isograd.cli.console import Bar, Result, loading, print_lines, print_path, print_table
 from isograd.cli.parser import Count, Folder, Name, Words
-from isograd.errors import UserError, refusing
+from isograd.errors import refusing
 
 if TYPE_CHECKING:
     from isograd.lab.report.style import Output
@@ -91,22 +91,12 @@ def headroom(
         jobs: runs at once, each on one thread (default: one per core or GPU)
         retry: train failed runs once more
     """
-    for name in placements or ():
-        if "=" in name:
-            raise UserError(f"{name!r} is not a placement; write it right after the recipe")
+    from isograd.lab.cli.compare import read_words
     from isograd.lab.study.engine.server import begin
     from isograd.lab.study.headroom import headroom as search
     from isograd.lab.study.headroom import load_plan
 
-    words = [word for word in (recipe, *overrides) if word]
-    path = Path(words.pop(0)) if words and "=" not in words[0] else None
-    if model:
-        from isograd.lab.cli.compare import own_model
-        from isograd.lab.study.plan import settings_of
-
-        if path:
-            raise UserError(f"{path} and --model contradict each other; a recipe names its model in model.build")
-        words = [f"model.build={own_model(model)}", *settings_of(words, own=True)]
+    path, words = read_words(recipe, overrides, model, placements)
     plan = load_plan(
         path,
         words,

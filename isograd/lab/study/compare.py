@@ -11,10 +11,10 @@ from isograd.files import locked
 from isograd.lab.study.labels import labels
 from isograd.lab.study.plan import ARM, Cell, point, products, settings_of
 from isograd.lab.train.recipe import with_overrides
-from isograd.lab.train.run import Model, Placed, Run
+from isograd.lab.train.run import Placed, Run
 from isograd.lab.train.tasks import task_of
 from isograd.lab.train.tasks.classification import ClassificationRun, FineTuning, Glue, GlueTask
-from isograd.lab.train.tasks.language import LanguageRun, TextData, TextTraining
+from isograd.lab.train.tasks.language import LanguageRun
 
 if TYPE_CHECKING:
     from isograd.lab.study.engine.jobs import OnEnd, OnStep
@@ -24,52 +24,37 @@ DEFAULT = ("post-ln", "pre-ln", "normformer", "admin", "deepnorm")
 
 
 def plan(
-    folder: Path,
-    *,
-    placements: Sequence[str] | None = None,
-    warmup: int | None = None,
-    seeds: Sequence[int] = (0,),
-    model: Model | None = None,
-    data: TextData | None = None,
-    training: TextTraining | None = None,
+    folder: Path, base: Run | None = None, arms: Sequence[Sequence[str]] = (), seeds: Sequence[int] = ()
 ) -> list[Cell]:
-    """The arms of a comparison of language models, in the order they run.
+    """The arms of a comparison, in the order they run.
 
     Args:
-        placements: names; None takes the default set, in which post-ln stands twice.
-        warmup: steps for all arms; None gives no warm-up, and to the second post-ln of the default set half the steps.
+        base: the recipe of all arms; None: the language model that every key's default gives.
+        arms: for each a placement (of a model of the user's own arguments of its function) and `key=value` overrides of
+            the recipe; none: placements by default, and where the recipe has no warm-up, post-ln once more with half
+            the steps.
+        seeds: none: the recipe's.
 
     Raises:
         UnknownPlacement: a name that is not in the catalogue.
         RecipeError: settings that contradict each other.
     """
-    base = LanguageRun(model=model or Model(), data=data or TextData(), training=training or TextTraining())
-    arms = [(name, warmup or 0) for name in placements or DEFAULT]
-    if not placements and warmup is None:
-        arms.insert(1, ("post-ln", base.training.steps // 2))
-    return plan_arms(folder, base, [[name, f"training.warmup={steps}"] for name, steps in arms], seeds)
-
-
-def plan_arms(
-    folder: Path, base: Run, arms: Sequence[Sequence[str]] = (), seeds: Sequence[int] | None = None
-) -> list[Cell]:
-    """Arms of any recipe, in the order they run.
-
-    Args:
-        base: the recipe.
-        arms: for each a placement and `key=value` overrides of the recipe; none: the default set of placements.
-        seeds: None takes the recipe's.
-
-    Raises:
-        UnknownPlacement: a name that is not in the catalogue.
-        RecipeError: settings that contradict each other.
-    """
+    base = base or LanguageRun()
     own = base.entry() is None
-    wanted = [settings_of(arm, own) for arm in arms or ([[]] if own else [[placement] for placement in DEFAULT])]
+    wanted = [settings_of(arm, own) for arm in arms or ([[]] if own else _default_arms(base))]
     runs = [with_overrides(base, settings) for settings in wanted]
     for run in runs:
         run.entry()  # refuse an unknown name before anything is written
     return _seeded(folder, runs, seeds or [base.seed])
+
+
+def _default_arms(base: Run) -> list[list[str]]:
+    arms = [[placement] for placement in DEFAULT]
+    return (
+        arms
+        if base.training.warmup
+        else [arms[0], ["post-ln", f"training.warmup={base.training.steps // 2}"], *arms[1:]]
+    )
 
 
 def _seeded(folder: Path, runs: Sequence[Run], seeds: Sequence[int]) -> list[Cell]:

@@ -110,7 +110,7 @@ def _compare(item: Item, of: Mapping[str, Mapping[str, Any]], asked: Asked) -> s
     words = [*words_of(of[corpus.name] if corpus else {}), *runs.overrides, *asked.overrides]
     arms = " ".join(f"--arm {shlex.join(arm)}" for arm in runs.arms.values())
     seeds = " ".join(map(str, asked.seeds or runs.seeds))
-    line = f"isograd compare --recipe {runs.recipe} {shlex.join(words)} {arms} --seeds {seeds}"
+    line = f"isograd compare {runs.recipe} {shlex.join(words)} {arms} --seeds {seeds}"
     return (
         line.replace(str(asked.data.resolve()), asked.data.name if asked.data.is_file() else "FOLDER")
         if asked.data
