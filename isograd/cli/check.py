@@ -4,14 +4,15 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from isograd.cli.console import Result, announce, is_endless, loading, must_be_writable, output, print_json, print_table
 from isograd.cli.parser import EACH, File
-from isograd.errors import InputsError, ModelError, UserError, one_line, refusing
+from isograd.errors import InputsError, IsogradError, ModelError, UserError, one_line, refusing
 from isograd.files import explanation, page_of, write_json
 from isograd.hub import must_be_a_model
 
@@ -215,21 +216,32 @@ def _findings(
     from isograd.trace.load import load_callable, load_function, load_part
     from isograd.trace.record import LARGE
 
+    with foreign_model(model, batch):
+        if optimizer:
+            (network, holding), left_out = _trained(optimizer), ""
+        else:
+            (network, left_out), holding = load_part(model, 10 * LARGE), None
+        announce(f"recording one forward and backward pass of {type(network).__name__} ...")
+        inputs = as_inputs(load_callable(batch)()) if batch else None
+        trial = load_function(loss) if loss else None
+        findings = check(network, inputs, optimizer=holding, loss=trial, name=model, **told)
+        return replace(findings, missed=(*filter(None, [left_out]), *findings.missed))
+
+
+@contextmanager
+def foreign_model(model: str, batch: str | None) -> Iterator[None]:
+    """Its code may warn and raise what it likes: no warning is shown, and an error is one line that names it.
+
+    Args:
+        batch: what its inputs come from; None: they are guessed.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
-            if optimizer:
-                (network, holding), left_out = _trained(optimizer), ""
-            else:
-                (network, left_out), holding = load_part(model, 10 * LARGE), None
-            announce(f"recording one forward and backward pass of {type(network).__name__} ...")
-            inputs = as_inputs(load_callable(batch)()) if batch else None
-            trial = load_function(loss) if loss else None
-            findings = check(network, inputs, optimizer=holding, loss=trial, name=model, **told)
-            return replace(findings, missed=(*filter(None, [left_out]), *findings.missed))
+            warnings.simplefilter("ignore")
+            yield
     except InputsError as error:
         raise UserError(f"{batch or model}: {one_line(error)}") from error
-    except ModelError:
+    except IsogradError:
         raise
     except Exception as error:
         what = f"it does not run on {batch or 'the inputs guessed for it'}"

@@ -133,7 +133,7 @@ def test_a_model_without_sublayers_says_so() -> None:
         (("my_layers:nothing",), "my_layers has no 'nothing'"),
         (
             ("my_layers:layers", "--batch", "my_layers:narrow"),
-            "does not run on what my_layers:narrow returns",
+            "does not run on my_layers:narrow",
         ),
         (("my_layers:layers", "--batch", "my_layers:none"), "my_layers has no 'none'"),
         (("my_layers:layers", "--text", "none.txt"), "none.txt"),

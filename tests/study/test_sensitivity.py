@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from isograd.lab.study.sensitivity import best_rate, sensitivity
+from isograd.lab.report.study.arms import best_rate, sensitivity
 
 CURVE = {1e-2: math.inf, 3e-4: 2.4, 1e-3: 2.0, 3e-3: 2.1}
 

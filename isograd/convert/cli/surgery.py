@@ -1,16 +1,16 @@
 """Verbs that write a changed model: `graft` its structure, `init` its weights."""
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
+from isograd.cli.check import foreign_model
 from isograd.cli.console import Result, loading, print_lines, print_path, print_table
 from isograd.cli.parser import EACH, Count, File, Folder, Number
 from isograd.convert.cli.export import Parity, Written, differs
-from isograd.errors import InputsError, ModelError, RecipeError, UserError, hint, one_line, refusing
+from isograd.errors import RecipeError, hint, refusing
 from isograd.files import read_json, refuse_existing
 from isograd.hub import must_be_a_model
 from isograd.placement.schemes import SCHEMES
@@ -184,19 +184,10 @@ def _drawn(text: str, scheme: str, seed: int, batch: str | None, out: Path) -> t
     from isograd.trace.inputs import as_inputs
     from isograd.trace.load import load_callable, load_model
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
+    with foreign_model(text, batch):
         network = load_model(text)
-        try:
-            inputs = as_inputs(load_callable(batch)()) if batch else None
-            made = initialize(network, scheme, seed=seed, batch=inputs)
-            findings = check(network, inputs)
-        except (ModelError, RecipeError):
-            raise
-        except InputsError as error:
-            raise UserError(f"{batch or text}: {one_line(error)}") from error
-        except Exception as error:  # a user's code raises what it likes
-            what = f"it does not run on {batch or 'the inputs guessed for it'}"
-            raise UserError(f"{text}: {what}: {type(error).__name__}: {one_line(error)}") from error
+        inputs = as_inputs(load_callable(batch)()) if batch else None
+        made = initialize(network, scheme, seed=seed, batch=inputs)
+        findings = check(network, inputs)
         write(network, out, text)
     return made, findings.codes, findings.scheme

@@ -2,7 +2,6 @@
 
 import re
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
+from isograd.cli.check import foreign_model
 from isograd.cli.console import Result, announce, loading, output, print_lines, print_path, print_table
 from isograd.cli.parser import File, Folder
 from isograd.cli.schema import Open
@@ -186,18 +186,9 @@ def _checked(model: str, batch: str | None, lr: float | None, warmup: int | None
     from isograd.trace.inputs import as_inputs
     from isograd.trace.load import load_callable, load_model
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the model, run on inputs that were guessed
-            inputs = as_inputs(load_callable(batch)()) if batch else None
-            return check(load_model(model), inputs, lr=lr, warmup=warmup, name=model)
-    except InputsError as error:
-        raise UserError(f"{batch or model}: {one_line(error)}") from error
-    except IsogradError:
-        raise
-    except Exception as error:  # a model's own code raises what it likes
-        given = f" on what {batch} returns" if batch else ""
-        raise UserError(f"{model} does not run{given}: {type(error).__name__}: {one_line(error)}") from error
+    with foreign_model(model, batch):
+        inputs = as_inputs(load_callable(batch)()) if batch else None
+        return check(load_model(model), inputs, lr=lr, warmup=warmup, name=model)
 
 
 def _inputs(model: "nn.Module", name: str, batch: str | None, text: Path | None) -> tuple[Any, Any, str | None]:

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 Sizes = Annotated[str, "FROM:TO"]
 
 
-class Coordinates(TypedDict):
-    """What moves in four updates over sizes: its values by size, the power of the size, a verdict."""
-
-    quantity: str
-    values: dict[str, list[float]]
-    power: float
-    interval: tuple[float, float] | None
-    verdict: str
-
-
 class Transferred(TypedDict):
     """The target: settings with factor and reason, papers, cautions, the recipe, its file."""
 
@@ -39,7 +29,7 @@ class Transferred(TypedDict):
     cautions: list[str]
     recipe: dict[str, Any]
     out: str | None
-    check: NotRequired[dict[str, list[Coordinates]]]
+    check: NotRequired[dict[str, list[Annotated[Any, "isograd.lab.study.transfer.coordinates:Coordinate"]]]]
 
 
 class DriftFound(TypedDict):

@@ -1,5 +1,6 @@
 """The main job: one recipe, placements side by side. Planning, and refusing, loads no torch."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,9 @@ from isograd.errors import RecipeError
 from isograd.files import locked
 from isograd.lab.study.labels import labels
 from isograd.lab.study.plan import ARM, Cell, point, products, settings_of
-from isograd.lab.train.recipe import with_overrides
-from isograd.lab.train.run import Placed, Run
+from isograd.lab.train.recipe import load_run, with_overrides
+from isograd.lab.train.run import Run
 from isograd.lab.train.tasks import task_of
-from isograd.lab.train.tasks.classification import ClassificationRun, FineTuning, Glue, GlueTask
 from isograd.lab.train.tasks.language import LanguageRun
 
 if TYPE_CHECKING:
@@ -138,13 +138,10 @@ GRID: dict[str, Sequence[float]] = {"training.lr": (1e-4,), "training.batch": (3
 # points inside them are ours.
 PAPER = {"training.lr": (1e-5, 2e-5, 5e-5, 1e-4), "training.batch": (16, 32), "training.epochs": (3, 5, 8)}
 PAPER_SEEDS = range(6)
-LENGTH = 128  # tokens of a sequence, where the model has as many positions
 
 
-def tuned(model: str, task: GlueTask, source: str) -> ClassificationRun:
-    """A fine-tuning as BERT and RoBERTa have it.
-
-    AdamW with decoupled decay, a linear fall of the rate after a short warm-up, dropout 0.1.
+def tuned(model: str, task: str, source: str) -> Run:
+    """The fine-tuning of a task's own recipe, `glue/TASK`, of this model, which may have fewer positions.
 
     Raises:
         DataError: there is no such model.
@@ -152,22 +149,10 @@ def tuned(model: str, task: GlueTask, source: str) -> ClassificationRun:
     from isograd.lab.train.pretrained import find_pretrained
 
     config = find_pretrained(model).config
-    length = min(LENGTH, config.max_position_embeddings)
-    return ClassificationRun(
-        model=Placed(placement=config.placement),
-        glue=Glue(task=task, source=source, model=model, length=length, dropout=0.1, attention_dropout=0.1),
-        training=FineTuning(
-            steps=1_000_000,  # the epochs end it
-            optimizer="adamw",
-            betas=(0.9, 0.98),
-            eps=1e-6,
-            weight_decay=0.01,
-            decay="linear",
-            clip=1.0,
-            probe_every=0,
-            checkpoint_every=200,
-        ),
-    )
+    settings = {"model.placement": config.placement, "glue.model": model, "glue.source": source}
+    run: Any = load_run(Path(f"glue/{task}"), [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    length = min(run.glue.length, config.max_position_embeddings)
+    return replace(run, name=None, glue=replace(run.glue, length=length))
 
 
 def plan_grid(

@@ -3,17 +3,17 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from isograd.lab.report.runs import ArmFiles, Row, RunFiles
 from isograd.lab.report.study.files import COUNTED, CellFiles, StudyFiles, condition_said, shown_value, who_names
 from isograd.lab.report.style import Look, looks
 from isograd.lab.statistics import Comparison, Interval, compare, median, median_interval, side_by_side, wilson
-from isograd.lab.study.sensitivity import Edge, best_rate, sensitivity
 
+Edge = Literal["lowest", "highest", "only"]
 RATE, WARMUP = "training.lr", "training.warmup"
 LOSSES = {"validation_loss": "validation loss", "final_loss": "training loss (mean of the last 20 steps)"}
 LAYERS, STEPS = "model.layers", "training.steps"
@@ -231,6 +231,54 @@ def _arm(study: StudyFiles, design: Design, cells: Sequence[CellFiles], measure:
         cells=cells,
         measure=measure,
     )
+
+
+def best_rate(losses: Mapping[float, float]) -> tuple[float, Edge | None] | None:
+    """The learning rate of the lowest loss (the lower of two equal ones), and whether it ends the sweep.
+
+    At an end of the sweep the true optimum may lie outside: the arm is not tuned.
+
+    Args:
+        losses: for each rate, such as the median over seeds; infinite where it diverged.
+
+    Returns:
+        None where nothing but divergence was seen.
+
+    >>> best_rate({3e-4: 2.2, 1e-3: 2.0, 3e-3: math.inf})
+    (0.001, None)
+    >>> best_rate({3e-4: 2.2, 1e-3: 2.0})
+    (0.001, 'highest')
+    """
+    rates = sorted(losses)
+    best = min(rates, key=losses.__getitem__, default=None)
+    if best is None or losses[best] == math.inf:
+        return None
+    if len(rates) == 1:
+        return best, "only"
+    ends: dict[float, Edge] = {rates[0]: "lowest", rates[-1]: "highest"}
+    return best, ends.get(best)
+
+
+def sensitivity(losses: Mapping[float, float], start: float) -> float | None:
+    """The mean over the rates of min(loss, start), less the lowest loss: LR sensitivity (Wortsman et al. 2023).
+
+    0 where every rate trains as well as the best one; start - lowest where all others fail. It depends on the rates
+    that were swept, which should be even in log(rate): compare it between arms of one sweep only.
+
+    Args:
+        losses: for each rate; infinite where it diverged, which counts as `start`.
+        start: the loss at the start of training.
+
+    Returns:
+        None where no rate ends below `start`: a lowest loss, against which to compare, is not known.
+
+    >>> round(sensitivity({1e-4: 3.0, 1e-3: 2.0, 1e-2: math.inf}, start=4.0), 12)
+    1.0
+    """
+    lowest = min(losses.values(), default=math.inf)
+    if not lowest < start:
+        return None
+    return math.fsum(min(loss, start) for loss in losses.values()) / len(losses) - lowest
 
 
 def tuned(arms: Sequence[StudyArm], design: Design) -> list[Tuned]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class Coordinate:
         power: p, the mean over seeds.
         interval: of p; None below three seeds.
     """
+
+    ALSO: ClassVar[tuple[str, ...]] = ("verdict",)
 
     quantity: str
     values: dict[int, list[float]]
