@@ -16,7 +16,6 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -287,7 +286,7 @@ def copies(name: str, kind: Kind) -> list[Path]:
     name = "/".join(name.split("/")[:2])  # without a data set's configuration
     found = [Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}"]
     if kind == "dataset":
-        found.append(_datasets() / name.replace("/", "___"))
+        found.append(data_sets() / name.replace("/", "___"))
     return found
 
 
@@ -312,38 +311,20 @@ def reachable(host: str, seconds: float = SECONDS) -> bool:
     return bool(opened)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """What is known of the hub from here.
+def standing() -> dict[str, Any]:
+    """The hub's host, whether it is switched off, and whether a connection opens; None where it is switched off.
 
-    Attributes:
-        offline: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set.
-        reachable: a connection opens; None where none was tried.
-        folders: of models and of data sets in the cache.
+    Asks the network for at most some three seconds, unless HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set.
     """
-
-    host: str
-    offline: bool
-    reachable: bool | None
-    folders: tuple[Path, Path]
-
-
-def standing() -> Standing:
-    """Asks the network for at most some three seconds, unless it is switched off."""
     offline = constants.HF_HUB_OFFLINE
-    return Standing(
-        host=_host(),
-        offline=offline,
-        reachable=None if offline else reachable(_host()),
-        folders=(Path(constants.HF_HUB_CACHE), _datasets()),
-    )
+    return {"host": _host(), "offline": offline, "reachable": None if offline else reachable(_host())}
 
 
 def _host() -> str:
     return urlsplit(constants.ENDPOINT).netloc
 
 
-def _datasets() -> Path:
+def data_sets() -> Path:
     """The data sets' library has a cache of its own, and its settings are dear to import."""
     return Path(os.environ.get("HF_DATASETS_CACHE") or f"{constants.HF_HOME}/datasets")
 

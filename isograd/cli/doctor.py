@@ -240,17 +240,17 @@ def _gpus() -> list[Facts]:
 
 def _folders() -> Facts:
     """The hub, and the caches with their sizes."""
-    from isograd.hub import standing
+    from huggingface_hub import constants
 
-    hub = standing()
-    models, datasets = hub.folders
+    from isograd.hub import data_sets, standing
+
     caches = {
         "isograd": (cache_folder(), "XDG_CACHE_HOME"),
-        "models": (models, "HF_HOME"),
-        "data sets": (datasets, "HF_HOME"),
+        "models": (Path(constants.HF_HUB_CACHE), "HF_HOME"),
+        "data sets": (data_sets(), "HF_HOME"),
     }
     return {
-        "hub": {"host": hub.host, "offline": hub.offline, "reachable": hub.reachable},
+        "hub": standing(),
         "caches": {
             name: {"folder": str(folder), "bytes": _size(folder), "writable": _writable(folder), "set_by": variable}
             for name, (folder, variable) in caches.items()

@@ -167,7 +167,7 @@ def test_words_behind_an_option() -> None:
         (["check", "x", "--learning-rate", "3"], "did you mean --lr?"),
         (["study", "x.yaml", "--workers", "3"], "did you mean --jobs?"),
         (["trian"], "did you mean 'train'?"),
-        (["evaluate"], "name a MODEL, or --hyp FILE"),
+        (["evaluate"], "the following arguments are required: MODEL"),
         (["evaluate", "x", "--tsks", "a"], "did you mean --tasks?"),
         (["evaluate", "x", "--task", "rte", "--beam", "2"], "--beam --task do not go together"),
         (["show", "prenorm"], "did you mean 'pre-ln'?"),

@@ -81,15 +81,6 @@ def test_options_reach_the_search(folder: Path, given: Any) -> None:
         assert called("translate", *line.split(), str(folder))[1].splitlines() == [t.text for t in found]
 
 
-def test_scores_stand_before_a_tab(folder: Path, given: Any) -> None:
-    given(INPUT + b"\n")
-    *found, empty = called("translate", str(folder), "--scores")[1].split("\n")[:-1]
-    for line, translation in zip(found, Translator.load(folder).translate(LINES), strict=True):
-        score, text = line.split("\t")
-        assert text == translation.text and float(score) == pytest.approx(translation.score, abs=1e-5)
-    assert empty == "\t"
-
-
 def test_lines_that_fail(folder: Path, expected: list[str], given: Any) -> None:
     given(b"\xff\n" + INPUT + b"a" * 80)
     code, out, err = called("translate", str(folder))
@@ -200,7 +191,6 @@ def test_pairs_for_the_other_direction(folder: Path, expected: list[str], given:
 
 def test_what_pairs_contradict(folder: Path) -> None:
     refused("--tag needs --pairs", "translate", str(folder), "--tag", "x")
-    refused("--scores cannot be given with --pairs", "translate", str(folder), "--scores", "--pairs")
 
 
 def test_a_request_to_end_that_was_lost_ends_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,14 @@ import json
 import select
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.console import Console
 from rich.markup import escape
@@ -41,7 +41,6 @@ def translate(
     batch: Tokens = 8192,
     precision: Precision = "fp32",
     threads: Count | None = None,
-    scores: bool = False,
     pairs: bool = False,
     tag: Annotated[str, "TEXT"] | None = None,
 ) -> int:
@@ -66,14 +65,11 @@ def translate(
         batch: lines x beam x longest line, default 8192
         precision: of weights and activations, default fp32
         threads: threads of the CPU (default: torch's)
-        scores: write the score and a tab before each line; empty where there is none
         pairs: write JSON lines with source and target under their language codes
         tag: with --pairs: a word before each translation, such as <BT>
     """
     if tag is not None and not pairs:
         raise UserError("--tag needs --pairs")
-    if pairs and scores:
-        raise UserError("--scores cannot be given with --pairs")
     search = _search(beam, length_penalty, batch)
     translator = _load(model, precision, threads, search)
     for stream in (sys.stdout, sys.stderr):
@@ -90,7 +86,7 @@ def translate(
     if pairs:
         form = partial(_pair, lines=lines, languages=translator.tokenizer.languages, tag=f"{tag} " if tag else "")
         return _written(found, form, console, without="left out of")
-    return _written(found, _scored if scores else _text, console)
+    return _written(found, lambda translation: translation.text, console)
 
 
 def _search(beam: int | None, length_penalty: float | None, tokens: int) -> dict[str, Any]:
@@ -180,10 +176,6 @@ def _written(found: Iterable["TranslatedLine"], form: Form, console: Console, wi
     return 1 if failed else 0
 
 
-def _text(translation: "TranslatedLine") -> str:
-    return translation.text
-
-
 def _pair(translation: "TranslatedLine", lines: dict[int, bytes], languages: tuple[str, str], tag: str) -> str | None:
     """A pair for the other direction: what the model wrote is its source, what it read is its target."""
     line = lines.pop(translation.line)
@@ -194,13 +186,8 @@ def _pair(translation: "TranslatedLine", lines: dict[int, bytes], languages: tup
     return json.dumps({wrote: f"{tag}{translation.text}", read: text}, ensure_ascii=False)
 
 
-def _scored(translation: "TranslatedLine") -> str:
-    score = "" if translation.score is None else f"{translation.score:.6f}"
-    return f"{score}\t{translation.text}"
-
-
 class Scored(TypedDict):
-    """Scores from 0 to 100 (a lower `ter` is better); of a model also how it searched, how fast, what failed."""
+    """Scores from 0 to 100 (a lower `ter` is better), how the model searched, how fast, what failed."""
 
     bleu: float
     chrf: float
@@ -212,24 +199,23 @@ class Scored(TypedDict):
     text: dict[str, str]
     references: str
     provenance: dict[str, Any]
-    hypotheses: NotRequired[str]
-    model: NotRequired[str]
-    sources: NotRequired[str]
-    beam: NotRequired[int]
-    length_penalty: NotRequired[float]
-    early_stopping: NotRequired[bool | str]
-    stretch: NotRequired[float]
-    extra: NotRequired[int]
-    tokens: NotRequired[int]
-    precision: NotRequired[str]
-    seconds: NotRequired[float]
-    lines_per_second: NotRequired[float]
-    tokens_per_second: NotRequired[float]
-    failures: NotRequired[list[dict[str, Any]]]
+    model: str
+    sources: str
+    beam: int
+    length_penalty: float
+    early_stopping: bool | str
+    stretch: float
+    extra: int
+    tokens: int
+    precision: str
+    seconds: float
+    lines_per_second: float
+    tokens_per_second: float
+    failures: list[dict[str, Any]]
 
 
 def evaluate(
-    model: str | None = None,
+    model: str,
     *,
     src: File | None = None,
     ref: File | None = None,
@@ -240,16 +226,12 @@ def evaluate(
     precision: Precision = "fp32",
     threads: Count | None = None,
     out: File | None = None,
-    hyp: File | None = None,
-    tokenized: bool = False,
-    language: Annotated[str, "CODE"] | None = None,
 ) -> Annotated[Result, Scored]:
-    """Score a model's translations, or those of a file: BLEU, chrF, TER and exact match.
+    """Score a model's translations: BLEU, chrF, TER and exact match.
 
     examples:
       isograd evaluate runs/number-words --pairs numbers:test
       isograd evaluate runs/multi30k --src test.de.gz --ref test.en.gz --out test.hyp
-      isograd evaluate --hyp test.hyp --ref test.en.gz --tokenized
 
     BLEU, chrF and TER (lower is better) are sacrebleu's, of detokenized text. Legacy BLEU is of Moses's tokens, as
     papers reported it; it is comparable with theirs alone.
@@ -265,19 +247,12 @@ def evaluate(
         precision: of weights and activations, default fp32
         threads: threads of the CPU (default: torch's)
         out: where the translations are written
-        hyp: score the lines of this file, without a MODEL
-        tokenized: with --hyp: both files are Moses-tokenized
-        language: with --hyp: language of both files, default en
     """
-    given = {"model": model, "src": src, "ref": ref, "pairs": pairs, "out": out}
-    _check({name for name, value in given.items() if value}, hyp, tokenized, language)
+    if (bool(src), bool(ref), bool(pairs)) not in ((True, True, False), (False, False, True)):
+        raise UserError("give --src FILE and --ref FILE, or --pairs SOURCE")
     must_be_writable(out)
-    if model:
-        must_be_a_model(model, owned=True)
+    must_be_a_model(model, owned=True)
     needed("mt", "sacrebleu", "sacremoses")  # what is missing is said before anything is loaded
-    if hyp and ref:
-        return _score_file(hyp, ref, tokenized, language or "en")
-    assert model is not None
     search = _search(beam, length_penalty, batch)
     translator = _load(model, precision, threads, search)
     sources, references, names = _pairs(src, ref, pairs, translator)
@@ -294,29 +269,21 @@ def evaluate(
         "precision": precision,
         **{name: getattr(done, name) for name in ("seconds", "lines_per_second", "tokens_per_second")},
         "failures": [{"line": failed.line, "failure": failed.failure} for failed in done.failures],
-        "provenance": provenance() | _libraries(),
+        "provenance": provenance() | {name: version(name) for name in ("isograd", "sacrebleu", "sacremoses")},
     }
     empty = [f"line {one.line}: {one.failure}; it is scored as an empty translation" for one in done.failures]
-    return _found(done.scores, facts, empty)
+    return Result(done.scores.as_dict() | facts, partial(_print, done.scores, facts), empty, code=1 if empty else 0)
 
 
 def _translates(name: str) -> bool:
-    """Whether a folder on this disk holds an encoder-decoder, or a run of one; nothing is a question of --hyp."""
+    """Whether a folder on this disk holds an encoder-decoder, or a run of one."""
     from isograd.files import read_object
 
     configs = [path for path in (Path(name, "config.json"), Path(name, "model", "config.json")) if path.is_file()]
-    return not name or any(read_object(path).get("is_encoder_decoder") for path in configs)
+    return any(read_object(path).get("is_encoder_decoder") for path in configs)
 
 
 TAKES = {"evaluate": _translates}
-
-
-def _score_file(hyp: Path, ref: Path, tokenized: bool, language: str) -> Result:
-    from isograd.lab.evaluate.scores import score
-
-    hypotheses, references = _both(hyp, ref)
-    found = score(hypotheses, references, tokenized=tokenized, language=language)
-    return _found(found, {"hypotheses": str(hyp), "references": str(ref), "provenance": _libraries()})
 
 
 def _translated(
@@ -330,26 +297,6 @@ def _translated(
             status.update(f"{lines:,} of {len(sources):,} lines")
 
         return evaluate_pairs(translator, sources, references, progress=shown, **search)
-
-
-def _check(given: set[str], hyp: Path | None, tokenized: bool, language: str | None) -> None:
-    """Options that contradict each other."""
-    of_files = {name for name, value in (("tokenized", tokenized), ("language", language)) if value}
-    if hyp:
-        _refuse(given - {"ref"}, "--hyp scores a file as it is")
-        if "ref" not in given:
-            raise UserError("--hyp FILE needs --ref FILE")
-        return
-    if "model" not in given:
-        raise UserError("name a MODEL, or --hyp FILE with translations that exist")
-    _refuse(of_files, "the model's folder says it")
-    if given & {"src", "ref", "pairs"} not in ({"src", "ref"}, {"pairs"}):
-        raise UserError("give --src FILE and --ref FILE, or --pairs SOURCE")
-
-
-def _refuse(names: set[str], why: str) -> None:
-    for name in sorted(names):
-        raise UserError(f"{'MODEL' if name == 'model' else f'--{name}'} cannot be given here: {why}")
 
 
 def _pairs(
@@ -378,14 +325,6 @@ def _lines(path: Path) -> list[str]:
     return file_text(path).removesuffix("\n").split("\n")
 
 
-def _libraries() -> dict[str, str]:
-    return {name: version(name) for name in ("isograd", "sacrebleu", "sacremoses")}
-
-
-def _found(scores: "Scores", facts: dict[str, Any], faults: Sequence[str] = ()) -> Result:
-    return Result(scores.as_dict() | facts, partial(_print, scores, facts), faults, code=1 if faults else 0)
-
-
 def _print(scores: "Scores", facts: dict[str, Any]) -> None:
     rows = [
         [shown, f"{getattr(scores, name):.2f}", f"[dim]{escape(scores.signatures[name])}[/dim]"]
@@ -396,9 +335,7 @@ def _print(scores: "Scores", facts: dict[str, Any]) -> None:
     )
     text = scores.text
     output().print(f"[dim]text of BLEU, chrF and TER: {text['bleu']}; of legacy BLEU: {text['legacy_bleu']}[/dim]")
-    counts = f"{scores.lines:,} lines"
-    if "seconds" in facts:
-        counts += f" in {facts['seconds']:.1f} s: {facts['lines_per_second']:.1f} lines/s"
-        counts += f", {facts['tokens_per_second']:.0f} tokens/s"
-        counts += f"; beam {facts['beam']}, length penalty {facts['length_penalty']:g}"
+    counts = f"{scores.lines:,} lines in {facts['seconds']:.1f} s: {facts['lines_per_second']:.1f} lines/s"
+    counts += f", {facts['tokens_per_second']:.0f} tokens/s"
+    counts += f"; beam {facts['beam']}, length penalty {facts['length_penalty']:g}"
     output().print(counts)
