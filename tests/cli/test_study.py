@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from isograd.lab.cli.progress import StudyProgress, duration
+from isograd.lab.cli.progress import StudyProgress
 from isograd.lab.study.plan import Study, load_study
 from tests.build import few
 from tests.study.arms import TEXT, called, lines, read, refused
@@ -257,9 +257,3 @@ def test_lines_of_a_pipe(many: Study) -> None:
     assert said[0].startswith("[2/120] post-ln, warm-up 0, lr 0.003, seed 1: diverged, about ")
     assert said[1].startswith("[3/120] post-ln, warm-up 1, lr 0.001, seed 1: failed: no [such] file")
     assert len(said) == 2
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (0.2, 89.4, 90, 3600, 7199, 7200, 90000)] == [
-        "0 s", "89 s", "2 min", "60 min", "2 h 0 min", "2 h 0 min", "25 h 0 min"
-    ]  # fmt: skip

@@ -112,7 +112,7 @@ class StudyProgress:
         left = len(self.cells) - self._done() - len(self.now) / 2
         if trained < 1 or left <= 0:
             return ""
-        return f", about {duration((time.monotonic() - self.began) / (trained + len(self.now) / 2) * left)} left"
+        return f", about {in_words((time.monotonic() - self.began) / (trained + len(self.now) / 2) * left)} left"
 
     def _show(self) -> None:
         if self.live:
@@ -156,18 +156,6 @@ class StudyProgress:
             marks = ([Text(MARKS[state], _LOOKS[state]) for state in of.get(head, [])] for head in heads)
             table.add_row(*names, *(Text("").join(one) for one in marks))
         return table
-
-
-def duration(seconds: float) -> str:
-    """ "40 s", "12 min", "3 h 20 min".
-
-    >>> duration(40), duration(700), duration(12000)
-    ('40 s', '12 min', '3 h 20 min')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _said(cell: Cell, keys: Sequence[str]) -> str:

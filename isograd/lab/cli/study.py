@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from rich.markup import escape
 
-from isograd.cli.console import Bar, Result, loading, output, print_lines, print_path, print_table
+from isograd.cli.console import Bar, Result, in_words, loading, output, print_lines, print_path, print_table
 from isograd.cli.parser import Count, File, Folder, Words
 from isograd.errors import UserError
 from isograd.lab.cli.progress import Ended, prepare_cells, train_cells
@@ -138,7 +138,6 @@ def _counted(bar: Bar) -> Callable[[int, int], None]:
 
 def _dry(cells: list["Cell"], folder: Path, engine: "Engine", jobs: int | None, threads: int, retry: bool) -> Result:
     """The cells, each with the seconds that it will take, and all together. Nothing but speeds.json is written."""
-    from isograd.lab.cli.progress import duration
     from isograd.lab.study.engine.runner import survey
     from isograd.lab.study.engine.workers import at_once
     from isograd.lab.study.speeds import measured, seconds_of, shape_of
@@ -155,18 +154,18 @@ def _dry(cells: list["Cell"], folder: Path, engine: "Engine", jobs: int | None, 
         [
             escape(cell.name),
             f"{cell.run.training.steps:,}",
-            duration(each[cell.name]),
+            in_words(each[cell.name]),
             "" if cell.name in waiting else "ended",
         ]
         for cell in cells
     ]
     steps = sorted({cell.run.training.steps for cell in cells})
     said = f"{len(cells)} cells of {' to '.join(f'{n:,}' for n in dict.fromkeys((steps[0], steps[-1])))} updates"
-    ended = f"; {len(left)} left, about {duration(rest)}" if len(left) < len(cells) else ""
+    ended = f"; {len(left)} left, about {in_words(rest)}" if len(left) < len(cells) else ""
 
     def show() -> None:
         print_table(["cell", "updates", "about", ""], rows)
-        print(f"{said}, {together} at once: about {duration(whole)}{ended}; folder {folder}")
+        print(f"{said}, {together} at once: about {in_words(whole)}{ended}; folder {folder}")
 
     return Result({"cells": listed, "left": len(left), "seconds": whole, "seconds_left": rest}, show)
 
