@@ -1,18 +1,13 @@
 """`isograd conform NAME`: does an implementation of a residual compute what the paper says?"""
 
-import contextlib
-import runpy
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from rich.markup import escape
 
 from isograd.cli.console import Result, loading, output, print_table
-from isograd.errors import ModelError, UserError, hint, one_line
+from isograd.errors import UserError
 from isograd.placement import get
 
 if TYPE_CHECKING:
@@ -90,40 +85,17 @@ def conform(
         from isograd.lint.conform import Own, designs
     if name is None:
         return _found([_one(Own, one) for one in designs()])
-    return _weights(name) if weights else _found([_one(_adapter(adapter) if adapter else Own, name)])
+    if weights:
+        return _weights(name)
+    from isograd.trace.load import load_function
+
+    return _found([_one(load_function(adapter) if adapter else Own, name)])
 
 
 def _one(make: Callable[..., Any], name: str) -> "Conformance":
     from isograd.lint.conform import conform
 
     return conform(make, name)
-
-
-def _adapter(text: str) -> Callable[..., Any]:
-    """What `--adapter` names: `file.py:make`, or `package.module:make`."""
-    where, _, what = text.rpartition(":")
-    if not where:
-        raise UserError(f"--adapter {text}: expected FILE.py:MAKE or package.module:MAKE")
-    with _importable(where):
-        try:
-            found = runpy.run_path(where) if where.endswith(".py") else vars(import_module(where))
-        except Exception as error:  # a user's code raises what it likes
-            raise ModelError(f"--adapter {where}: {type(error).__name__}: {one_line(error)}") from error
-    names = [one for one, value in found.items() if callable(value) and not one.startswith("_")]
-    if what not in names:
-        raise UserError(f"--adapter {where} has no class or function {what!r}: {hint(what, names)}")
-    return found[what]
-
-
-@contextlib.contextmanager
-def _importable(where: str) -> Iterator[None]:
-    """The folder of a file, or the working directory, on the path while it is imported."""
-    folder = str(Path(where).resolve().parent) if where.endswith(".py") else ""
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
 
 
 def _weights(name: str) -> Result:
