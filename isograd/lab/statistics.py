@@ -238,9 +238,9 @@ class Comparison:
     def differs(self) -> bool:
         return self.verdict in ("lower", "higher")
 
-    def count_said(self, lower: str = "lower", higher: str = "higher") -> str:
+    def count_said(self) -> str:
         """ "lower with 3 of 3 seeds", of the more frequent sign; "" where there is none."""
-        word, many = (lower, self.lower) if self.lower >= self.higher else (higher, self.higher)
+        word, many = ("lower", self.lower) if self.lower >= self.higher else ("higher", self.higher)
         return f"{word} with {many} of {self.n} seeds" if many else ""
 
 

@@ -1,7 +1,7 @@
 """`isograd compare`, and `isograd evaluate --task`: runs side by side, a table and a page at the end."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
@@ -202,8 +202,7 @@ def _train(arms: list["Cell"], jobs: int | None, fresh: bool) -> list[dict[str, 
     announce_resumed([arm.label for arm in arms], [arm.folder for arm in arms])
     try:
         with StudyProgress(arms, [ARM]) as shown:
-            ready: Callable[[int, int], None] = lambda left, at_once: shown.ready(left)  # noqa: E731
-            return compare_arms(arms, shown.step, shown.row, jobs=jobs, fresh=fresh, on_ready=ready)
+            return compare_arms(arms, shown.step, shown.row, jobs=jobs, fresh=fresh, on_ready=shown.ready)
     except FileExistsError as error:
         raise UserError(f"{error} (--fresh does)") from error
 

@@ -19,7 +19,6 @@ from isograd.lab.train.tasks.language import LanguageRun
 if TYPE_CHECKING:
     from isograd.lab.study.engine.jobs import OnEnd, OnStep
 
-OnReady = Callable[[int, int], None]
 DEFAULT = ("post-ln", "pre-ln", "normformer", "admin", "deepnorm")
 
 
@@ -72,7 +71,7 @@ def compare(
     on_end: "OnEnd",
     jobs: int | None = None,
     fresh: bool = False,
-    on_ready: OnReady = lambda left, at_once: None,
+    on_ready: Callable[[int], None] = lambda left: None,
 ) -> list[dict[str, Any]]:
     """Train every arm that has not ended yet, and give their results in the order of the arms.
 
@@ -82,7 +81,7 @@ def compare(
         jobs: runs at once, each in a process with its share of the cores; None takes one per core, or one in all
             where there is a GPU. With 1, or a single arm, the training runs here, without another process.
         fresh: remove what the arms' folders hold, and train anew.
-        on_ready: called with (runs to train, runs at once) when the data are read, if there are any.
+        on_ready: called with the runs to train when the data are read, if there are any.
 
     Raises:
         DataError: the data cannot be used.
@@ -115,7 +114,7 @@ def compare(
         # also a single run that is left: as many threads as it had before it was interrupted, so the same numbers
         engine = in_this_process if at_once == 1 else partial(in_processes, at_once=at_once)
         kept: dict[str, Any] = {"retry": True, "keep_models": True}
-        run_cells(arms, folder, engine, on_step, on_row, on_ready=lambda left: on_ready(left, at_once), **kept)
+        run_cells(arms, folder, engine, on_step, on_row, on_ready=on_ready, **kept)
     return [results[i] for i in range(len(arms))]
 
 
