@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from isograd.lab.recipes import path_of
+from isograd.lab.recipes import path_of, read_table
 
 if TYPE_CHECKING:
     from isograd.papers.reproduce.context import Context
@@ -215,10 +215,10 @@ class Item:
         return {corpus.name: corpus for corpus in named if corpus}
 
     def setup(self) -> str:
-        """A hash of what a verdict rests on: runs, recipes, the rule in words and by name, the measure's code."""
+        """A hash of what a verdict rests on: runs, settings of recipes, the rule in words and by name, the measure's code."""
         rule: Any = self.judge
         judge = _source(rule) if rule is None or inspect.isfunction(rule) else asdict(rule)
-        recipes = [path_of(runs.recipe).read_text(encoding="utf-8") for runs in self.runs]
+        recipes = [read_table(path_of(runs.recipe)) for runs in self.runs]
         what = [asdict(runs) for runs in self.runs], self.corpora, self.rule, judge, _source(self.measure), recipes
         said = json.dumps(what, sort_keys=True, default=lambda corpus: asdict(corpus))
         return hashlib.sha256(said.encode()).hexdigest()[:12]
