@@ -215,7 +215,7 @@ class Item:
         return {corpus.name: corpus for corpus in named if corpus}
 
     def setup(self) -> str:
-        """A hash of what a verdict rests on: runs, settings of recipes, the rule in words and by name, the measure's code."""
+        """A hash of what a verdict rests on: runs, recipes' settings, the rule in words and by name, the measure."""
         rule: Any = self.judge
         judge = _source(rule) if rule is None or inspect.isfunction(rule) else asdict(rule)
         recipes = [read_table(path_of(runs.recipe)) for runs in self.runs]
