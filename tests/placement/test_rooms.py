@@ -48,10 +48,10 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (163, 33_923),
-    "convert": (46, 8_220),
-    "lab": (114, 25_400),
-    "papers": (43, 6_770),
+    "core": (167, 34_360),
+    "convert": (45, 8_190),
+    "lab": (113, 25_080),
+    "papers": (42, 6_760),
 }
 MOST = 15  # files on one level of a room
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
