@@ -33,9 +33,10 @@ VERBS = {
     "explain": "check.explain_code",
     "preflight": "preflight.preflight",
     "watch": "watch.watch",
-    "show": "catalogue.show skill.show_skill",
+    "show": "catalogue.show",
     "conform": "conform.conform",
     "doctor": "doctor.doctor",
+    "skill": "skill.skill",
 }
 FIRST = ("check", "preflight", "watch", "explain", "compare", "train", "report")  # what most people come for
 STOREYS = ("isograd", "isograd.convert", "isograd.lab", "isograd.papers")  # each says its own verbs, in its room `cli`
@@ -48,6 +49,11 @@ def verbs() -> dict[str, list[str]]:
         for verb, places in import_module(f"{storey}.cli").VERBS.items():
             found.setdefault(verb, []).extend(f"{storey}.cli.{where}" for where in places.split())
     return found
+
+
+def _typed(where: str) -> str:
+    """What is typed for a function, as its file's first line has it."""
+    return (import_module(where.rpartition(".")[0]).__doc__ or "").split("`")[1]
 
 
 def functions(verb: str) -> "list[Callable[..., int | Result]]":
@@ -76,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _top(words)
     verb, known = words[0], verbs()
     if verb not in known:
-        near = nearest(verb, known)
+        near = next((_typed(w) for places in known.values() for w in places if w.endswith(f".{verb}")), None)
+        near = near or nearest(verb, known)
         hint = f"did you mean {near!r}?" if near else f"choose one of {', '.join(known)}"
         return _refuse("isograd", f"no verb {verb!r}; {hint}")
     _heard.clear()

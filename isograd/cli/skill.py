@@ -1,7 +1,7 @@
-"""`isograd show skill`: a file that tells a coding agent when to run which verb, and what to do with what it finds."""
+"""`isograd skill`: a file that tells a coding agent when to run which verb, and what to do with what it finds."""
 
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, TypedDict
 
 from isograd.cli.console import Result, print_path
 from isograd.cli.parser import Folder
@@ -9,7 +9,6 @@ from isograd.errors import UserError
 from isograd.files import write_text
 
 NAME, FILE = "isograd", "SKILL.md"  # the format wants a folder that is called as the skill is
-TAKES = {"show_skill": "skill".__eq__}
 
 
 class Skill(TypedDict):
@@ -24,18 +23,17 @@ class Skill(TypedDict):
     file: str | None
 
 
-def show_skill(skill: Literal["skill"], *, install: Folder | None = None) -> Annotated[Result, Skill]:
+def skill(*, install: Folder | None = None) -> Annotated[Result, Skill]:
     """Print a skill for coding agents: when to run which verb, and what to do with each kind of finding.
 
     The format is that of agentskills.io, which Claude Code, Codex, Cursor, Copilot and others read.
 
     examples:
-      isograd show skill
-      isograd show skill --install .claude/skills
-      isograd show skill --install .agents/skills
+      isograd skill
+      isograd skill --install .claude/skills
+      isograd skill --install .agents/skills
 
     Args:
-        skill: the word "skill"
         install: write FOLDER/isograd/SKILL.md, over an older one of isograd's
     """
     text = Path(__file__).with_name(FILE).read_text(encoding="utf-8")

@@ -106,17 +106,17 @@ def test_the_skill_says_commands_that_exist_and_each_kind_of_finding() -> None:
 
 def test_the_skill_is_printed_and_installed(tmp_path: Path) -> None:
     text = SKILL.read_text(encoding="utf-8")
-    assert called("show", "skill")[:2] == (0, text)
+    assert called("skill")[:2] == (0, text)
     folder, file = tmp_path / "skills", tmp_path / "skills/isograd/SKILL.md"
-    assert json.loads(called("show", "skill", "--install", str(folder), "--json")[1]) == {
+    assert json.loads(called("skill", "--install", str(folder), "--json")[1]) == {
         "skill": text,
         "file": str(file),
     }
     assert file.read_text(encoding="utf-8") == text and front_matter(text)[0]["name"] == file.parent.name
     file.write_text(text.replace("##", "###"), encoding="utf-8")  # of another version
-    assert called("show", "skill", "--install", str(folder))[0] == 0 and file.read_text(encoding="utf-8") == text
+    assert called("skill", "--install", str(folder))[0] == 0 and file.read_text(encoding="utf-8") == text
     file.write_text("---\nname: mine\n---\n", encoding="utf-8")
-    assert "is not isograd's" in refused("show", "skill", "--install", str(folder))
+    assert "is not isograd's" in refused("skill", "--install", str(folder))
     assert "mine" in file.read_text(encoding="utf-8")
 
 
@@ -156,7 +156,7 @@ CHEAP = (  # the others are read in the tests of their verbs, where `called` hol
     ("transfer", "gpt2-bpe-adamw", "--depth", "6:24"),
     ("reproduce", "theory", "--list"),
     ("reproduce", "--list"),
-    ("show", "skill"),
+    ("skill",),
 )
 
 

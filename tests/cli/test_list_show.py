@@ -84,6 +84,13 @@ def test_recipes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
+    ("word", "typed"), [("headroom", "isograd study --find max-lr"), ("theory", "isograd reproduce theory")]
+)
+def test_a_word_for_a_part_of_a_verb_says_what_to_type(word: str, typed: str) -> None:
+    assert f"no verb '{word}'; did you mean '{typed}'?" in refused(word)
+
+
+@pytest.mark.parametrize(
     ("command", "said"),
     [
         (["train", "bert-mni"], "bert-mni: no such recipe; did you mean 'bert-mini'?"),
