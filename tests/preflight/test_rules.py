@@ -151,6 +151,35 @@ def test_a_schedule_that_is_long_enough_or_has_cycles(make: Callable[[Any], Any]
     assert not named("schedule-ends-early", scheduled(make))
 
 
+def by_four(make: Callable[[Any, int], Any], length: int) -> Parts:
+    """As accelerate steps a schedule with four processes."""
+    parts = setup(steps=60)
+    model, optimizer = parts["model"], parts["optimizer"]
+    schedule = make(optimizer, length)
+
+    def step(batches: list[Any]) -> None:
+        optimizer.zero_grad()
+        parts["loss"](model, batches[0]).backward()
+        optimizer.step()
+        for _ in range(4):
+            schedule.step()
+
+    return parts | {"scheduler": schedule, "step": step}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lr_scheduler.CosineAnnealingLR,
+        lambda o, n: lr_scheduler.LambdaLR(o, lambda t: max(0.0, 1 - t / n)),
+        lambda o, n: lr_scheduler.OneCycleLR(o, 1e-3, total_steps=n),
+    ],
+)
+def test_a_schedule_that_is_stepped_once_per_process(make: Callable[[Any, int], Any]) -> None:
+    assert named("schedule-per-batch", by_four(make, 60))
+    assert not named("schedule-per-batch", by_four(make, 242))
+
+
 # Causal models of ids.
 
 VOCAB, LENGTH = 20, 12

@@ -53,6 +53,9 @@ def _one(seen: Seen, scheduler: Any) -> Results:
     if times == 0:
         yield from _not_stepped(seen, scheduler)
         return
+    if times > 1.5 and steps and steps > 1 and _lasts(course(scheduler, steps * round(times)), steps, round(times)):
+        yield f"{name}, stepped {times:.0f} times in an update, and long enough for that: it lasts to the end"
+        return
     if times > 1.5:
         what = f"{times:.0f} times in an update"
         if round(times) == setup.accumulate or setup.kind != "loop":
@@ -125,6 +128,13 @@ def _course(made: Course, name: str, steps: int, scheduler: Any) -> Results:
         low = min(rates[made.warmup :], default=0.0)
         what = f"{name}: peak {peak:.3g} at update {made.warmup:,}, {rates[-1]:.3g} at the end ({steps:,})"
         yield f"{what}, lowest {low:.3g}"
+
+
+def _lasts(whole: Course, steps: int, times: int) -> bool:
+    """Whether a schedule stepped several times in an update is there to the end, and comes down once at most."""
+    rates = whole.rates[: steps * times : times]
+    left = list(itertools.takewhile(lambda rate: rate <= GONE * whole.peak, reversed(rates)))
+    return whole.ended is None and len(left) <= EARLY * steps and not _turns(rates, whole.peak)
 
 
 def _turns(rates: list[float], peak: float) -> int:
