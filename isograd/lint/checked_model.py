@@ -196,7 +196,24 @@ class CheckedModel:
             return self.rows_of_outputs == 1
         if self.takes_ids:
             return self.places_vary == 0 and not any(stack.time == 1 for stack in self.anatomy.stacks)
-        return any(getattr(module, "batch_first", True) is False for module in self.model.modules())
+        by_torch = any(getattr(module, "batch_first", True) is False for module in self.model.modules())
+        return by_torch and not self._rows_apart
+
+    @property
+    def _rows_apart(self) -> bool:
+        """Whether outputs stay in all rows but the one whose input is changed: then axis 0 is the batch."""
+        parts = self.inputs if isinstance(self.inputs, dict) else dict(enumerate(self.inputs))
+        name = next((n for n, x in parts.items() if isinstance(x, Tensor) and x.ndim > 2), None)
+        if name is None or not parts[name].is_floating_point():
+            return False
+        other = parts[name].clone()
+        other[0] = 2 * other[0] + 1
+        turned = {**parts, name: other}
+        made = [self.run(x if isinstance(self.inputs, dict) else tuple(x.values()))[0] for x in (parts, turned)]
+        if made[0] is None or made[1] is None or made[0].shape[:1] != other.shape[:1]:
+            return False
+        moved = (made[1] - made[0]).abs().flatten(1).amax(1)
+        return bool(moved[0] > 0 and moved[1:].max() <= 1e-6 * made[0].abs().max())
 
     @property
     def rows_of_outputs(self) -> int | None:

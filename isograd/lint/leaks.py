@@ -77,9 +77,9 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
             "",
             "attend along positions: batch_first=True in torch.nn's layers, or x.transpose(0, 1) around them",
         )
-        if (norm := _over_batch(checked, count)) is not None:
-            shape = tuple(checked.trace[norm.reads[0]].shape)
-            cause = f": {bare(norm)} takes its statistics of {shape} over axis 0, the sequences"
+        norm = None
+        if (found := _across(checked, 0, count)) is not None:
+            norm, cause = found
             remedy = "normalize each sequence by itself, as F.layer_norm(x, x.shape[1:]) or x.mean(-1, keepdim=True) do"
         yield Finding(
             address=_first_across(checked, count) or most if norm is None else norm.module,
@@ -90,23 +90,31 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
         )
 
 
-def _over_batch(checked: CheckedModel, count: int) -> Operation | None:
-    """The first norm, mean or variance that takes sequences together, and by which outputs of others change."""
+def _across(checked: CheckedModel, axis: int, size: int) -> tuple[Operation, str] | None:
+    """The first norm, mean or variance along an axis that should stay apart, by which other entries of the outputs
+    change; and what it takes together.
+    """
     trace = checked.trace
-    outputs = [v for v in trace.outputs.values() if trace[v].is_floating_point() and trace[v].shape[:1] == (count,)]
+    outputs = [v for v in trace.outputs.values() if trace[v].is_floating_point() and trace[v].ndim > axis]
+    outputs = [v for v in outputs if trace[v].shape[axis] == size]
     for operation in (o for o in trace.operations if bare(o) in STATISTICS | NORMS and checked.dataflow.data(o)):
-        read, made = operation.reads[0], operation.makes[0]
-        one_each = trace[made].shape[:1] == (count,) and trace[made].shape != trace[read].shape
-        if trace[read].ndim < 2 or trace[read].shape[0] != count or one_each:
+        read, made = (trace[v] for v in (operation.reads[0], operation.makes[0]))
+        if read.ndim < 2 or read.ndim <= axis or read.shape[axis] != size:
             continue
-        other = trace[read].clone()
-        other[0] = 2 * other[0] + 1
-        result = trace.replay({read: other}, [made])[0].clone()
+        if made.shape != read.shape and made.shape[axis : axis + 1] == (size,):  # one for each
+            continue
+        other = read.clone()
+        other.select(axis, -1).mul_(2).add_(1)
+        result = trace.replay({operation.reads[0]: other}, [operation.makes[0]])[0].clone()
         if result.shape == other.shape:
-            result[0] = trace[made][0]  # what others become, and not the sequence itself
-        moved = zip(trace.replay({made: result}, outputs), (trace[v] for v in outputs), strict=True)
-        if any((a - b)[1:].abs().max() > CHANGED * b.abs().max() for a, b in moved):
-            return operation
+            result.select(axis, -1).copy_(made.select(axis, -1))  # what others become, and not the entry itself
+        moved = zip(trace.replay({operation.makes[0]: result}, outputs), (trace[v] for v in outputs), strict=True)
+        if any((x - y).narrow(axis, 0, size - 1).abs().max() > CHANGED * y.abs().max() for x, y in moved):
+            what = "the sequences" if axis == 0 else "the positions"
+            return (
+                operation,
+                f": {bare(operation)} takes its statistics of {tuple(read.shape)} over axis {axis}, {what}",
+            )
     return None
 
 
@@ -205,10 +213,12 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
         return
     reader, source = (int(i) for i in ahead.nonzero()[0])
     where = _first_ahead(checked)
-    beside = f", though not by its attention; first in {where}" if where else ""
+    norm = _across(checked, 1, length) if where else None
+    beside = f", though not by its attention{norm[1] if norm else f'; first in {where}'}" if where else ""
     yield Finding(
         code="future-leaks",
-        address=where or place,
+        address=norm[0].module if norm else where or place,
+        at=norm[0].makes[0] if norm else None,
         measured=read / possible,
         message=f"the output at position {reader} changes with the input at position {source}: it depends on"
         f" {read} of {possible} later positions{beside}",

@@ -1039,3 +1039,25 @@ def test_a_router_that_learns_from_its_balance_alone_is_reported(name: str) -> N
     findings = isograd.check(model, torch.randint(1, VOCABULARY, (3, 12)), prove=False)
     found = [(f.severity, "router" in f.address) for f in findings if f.code in ("gradient-zero", "gradient-cut")]
     assert found == ([] if SHARED[name][2] else [("warning", True)])
+
+
+class OverPositions(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean((1, 2), keepdim=True) + 1e-6) * self.scale
+
+
+def test_a_norm_over_positions_is_the_cause_of_what_it_lets_through() -> None:
+    torch.manual_seed(0)
+    model = started(layers_of(lambda: PreLayer(norm=OverPositions)), 0.2)
+    ids = torch.randint(1, VOCABULARY, (3, 12))
+
+    def next_tokens(logits: Tensor, batch: Tensor) -> Tensor:
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+    (leak,) = [f for f in isograd.check(model, ids, loss=next_tokens, prove=True) if f.code == "future-leaks"]
+    assert "mean takes its statistics of (3, 12, " in leak.message and "over axis 1, the positions" in leak.message
+    assert leak.address == "layers.0.attn_norm"

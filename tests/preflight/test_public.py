@@ -79,6 +79,35 @@ def test_an_autoencoder_has_its_input_for_target() -> None:
     assert "target-in-inputs" not in loud(report), str(report)
 
 
+class Series(nn.Module):
+    """The next values of a series; torch's layers have time in front, the model the batch."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.enter, self.exit = nn.Linear(3, 16), nn.Linear(16, 3)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0)
+        self.time = nn.Parameter(torch.randn(8, 1, 16) * 0.02)
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(8, 8, dtype=torch.bool).triu(1) if self.causal else None
+        return self.exit(self.layer(self.enter(x.transpose(0, 1)) + self.time, mask)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_next_values_of_a_series_are_a_leak_only_where_they_are_read(causal: bool) -> None:
+    torch.manual_seed(0)
+    model = Series(causal)
+    report = isograd.preflight(
+        model,
+        loss=lambda model, x: functional.mse_loss(model(x[:, :-1]), x[:, 1:]),
+        data=list(torch.randn(8, 16, 9, 3).cumsum(2)),
+        optimizer=torch.optim.Adam(model.parameters()),
+    )
+    assert ("target-in-inputs" in loud(report)) == (not causal), str(report)
+    assert "batch-leaks" not in loud(report), str(report)
+
+
 @pytest.mark.parametrize("manual", [False, True])
 def test_a_training_step_of_lightning_without_an_index(manual: bool) -> None:
     lightning = pytest.importorskip("lightning")

@@ -7,12 +7,14 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from isograd.lint.step.losses import CLASSES, NUMBERS
 from isograd.lint.step.reading import replaced
 from isograd.lint.step.seen import Results, Seen, finding, mark, tensors_in
+from isograd.trace.inputs import run
+from isograd.trace.record import answer
 
 FAR = 20.0  # of a mean or a standard deviation
 COPIED = 0.9999
@@ -428,6 +430,8 @@ def _copied(seen: Seen) -> Results:
         alike[mine.std(0) < 1e-6] = 0
         if float(alike.max()) > COPIED:
             where = divmod(int(alike.argmax()), alike.shape[1])
+            if not _read(seen.setup.model, inputs, leaf, where, call.target.shape):
+                return  # the next values of a series, before a causal model
             yield finding(
                 "target-in-inputs",
                 "error",
@@ -437,3 +441,20 @@ def _copied(seen: Seen) -> Results:
                 float(alike.max()),
             )
             return
+
+
+def _read(model: nn.Module, inputs: Any, leaf: Tensor, where: tuple[int, int], shape: torch.Size) -> bool:
+    """Whether a prediction moves with an entry of the inputs; where no output has the shape of the targets, it may."""
+    args, kwargs = inputs
+    if (args and kwargs) or not any(part is leaf for part in (args or kwargs.values())):
+        return True
+    other = leaf.detach().clone()
+    other.flatten(1)[:, where[0]] += 1.0
+    made = []
+    for given in (leaf, other):
+        parts = [given if part is leaf else part for part in (args or kwargs.values())]
+        out = answer(run(model, tuple(parts) if args else dict(zip(kwargs, parts, strict=True))))
+        if out is None or out.shape != shape:
+            return True
+        made.append(out.reshape(len(out), -1)[:, where[1]])
+    return not torch.equal(*made)

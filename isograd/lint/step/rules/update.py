@@ -75,10 +75,16 @@ def _count(seen: Seen) -> Results:
         passes = len([1 for u, _, _ in seen.record.backwards if u == 0])
         reach = max((s.backwards for s in steps if s.update == 0), default=0)
         if reach < wanted and (passes >= wanted or _alone(seen)):
+            cleared = sum(0 < z < passes for z in seen.record.zeroed)
+            between = (
+                f": zero_grad() is called {many(cleared, 'time')} between them, and the last are kept"
+                if cleared
+                else ""
+            )
             yield finding(
                 "parts-lost",
                 "error",
-                f"of {wanted} micro-batches of an update the optimizer gets the gradients of {reach}",
+                f"of {wanted} micro-batches of an update the optimizer gets the gradients of {reach}{between}",
                 "call zero_grad() once per update, and backward for each micro-batch",
                 float(reach),
             )
