@@ -1,6 +1,7 @@
 """The whole loss of two rows with less of the padding that the data has."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,3 +137,16 @@ def test_where_nothing_says_what_padding_is_all_counts(loss: Loss) -> None:
     data = [x.masked_fill((torch.arange(TIME) % 3 == 1) & (x != END), PAD) for x in rows(end=False)]
     report = found(Decoder(), loss, data)
     assert "padding-scored" not in report.codes, str(report)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_an_end_that_the_updates_read_and_never_score_is_named(hidden: bool) -> None:
+    """Not one that stands only in batches after those of the updates, as of long texts that are packed."""
+    torch.manual_seed(0)
+    model = Decoder()
+    model.config = SimpleNamespace(eos_token_id=END)
+    data = [(x[:, :-1], x[:, 1:].masked_fill(x[:, 1:] == END, -100)) for x in rows()]
+    if not hidden:
+        data = [(x.masked_fill(x == END, 2), y) for x, y in data[:4]] + [(x, x.roll(-1, 1)) for x, _ in data[4:]] * 2
+    report = found(model, lambda m, b: functional.cross_entropy(m(b[0]).transpose(1, 2), b[1]), data)
+    assert ("end-never-target" in report.codes) == hidden, str(report)

@@ -93,7 +93,7 @@ def _ends(seen: Seen) -> Results:
         if call.name in CLASSES and not call.target.is_floating_point():
             _, target, counts = call.rows
             counted += int(((target == end) & counts).sum())
-    for batch in seen.batches:
+    for batch in seen.batches[: seen.updates * seen.setup.accumulate]:  # those of the losses: ends may be rare
         for leaves in [seen.leaves(batch)]:
             ids, mask = leaves.get(read.name), leaves.get("attention_mask")
             if ids is not None:
