@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,13 @@ def page_of(code: str) -> Path | None:
     """The page of a code: of the clone that this package runs from, else as a wheel has installed it."""
     places = (Path(__file__).parents[1], Path(sysconfig.get_path("data"), "share/isograd"))
     return next((file for place in places if (file := place / PAGES / f"{code}.md").is_file()), None)
+
+
+def nearest_code(name: str) -> str | None:
+    """The code that `name` is likely to mean, misspelt."""
+    page = page_of("frozen")
+    near = get_close_matches(name.lower(), [p.stem for p in page.parent.glob("*.md")] if page else [], n=1, cutoff=0.8)
+    return near[0] if near else None
 
 
 def explanation(code: str) -> str:

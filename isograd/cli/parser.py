@@ -79,10 +79,13 @@ class Parser(argparse.ArgumentParser):
         print(f"{self.prog}: {message} ('{self.prog} --help' shows all)", file=sys.stderr)
         sys.exit(2)
 
-    def unknown(self, words: Iterable[str]) -> NoReturn:
-        options = [option for action in self._actions for option in action.option_strings]
-        near = {word: nearest(word.partition("=")[0], options) for word in words if word.startswith("-")}
-        hints = [f"did you mean {option}?" for option in near.values() if option]
+    def unknown(self, words: Iterable[str], options: Iterable[str] = ()) -> NoReturn:
+        """`options`: what is known, where a verb has several parsers."""
+        options = [*options] or [option for action in self._actions for option in action.option_strings]
+        dashed = [word.partition("=")[0] for word in words if word.startswith("-")]
+        hints = [f"did you mean {option}?" for word in dashed if (option := nearest(word, options))]
+        if dashed and any(action.metavar == "key=value" for action in self._actions):
+            hints.append(f"a setting of the recipe has no dashes: {dashed[0].lstrip('-')}=VALUE")
         self.error("; ".join([f"unrecognized arguments: {' '.join(words)}", *hints[:1]]))
 
 
@@ -171,9 +174,7 @@ def chosen(functions: Sequence[Callable[..., Any]], prog: str, words: Sequence[s
         if not unknown:
             parsers[functions[0]].error(f"{' '.join(sorted(typed))} do not go together")
         every = {option for options in known.values() for option in options}
-        near = [found for word in unknown if (found := nearest(word, every))]
-        hints = [f"did you mean {found}?" for found in near[:1]]
-        parsers[functions[0]].error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
+        parsers[functions[0]].unknown(unknown, every)
     complete = [f for f in fitting if _needed(parsers[f]) <= typed]
     takes = {f: getattr(sys.modules[f.__module__], "TAKES", {}).get(f.__name__) for f in complete or fitting}
     named = (f for f, reads in takes.items() if reads is not None and reads(_first(parsers[f], words)))

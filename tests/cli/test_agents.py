@@ -219,6 +219,8 @@ def test_a_code_is_explained_and_a_folder_of_its_name_is_a_model(here: Path) -> 
     (here / "init-large").mkdir()
     assert "init-large" in refused("explain", "init-large")
     assert explanation("no-such-code") == ""
+    for typed in ("init-larg", "Init-Large"):
+        assert refused("explain", typed).endswith(f"no code, run or model {typed!r}; did you mean 'init-large'?")
 
 
 def test_json_explains_the_codes_that_it_has(here: Path) -> None:

@@ -297,7 +297,12 @@ def test_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (["export", "x", "y"], "isograd export: x: no such folder"),
         (["export", "--json", "x", "x", "--to", "folded"], "isograd export: x: no such folder"),
         (["export", "x", "y", "--untie"], "isograd export: x: no such folder"),
-        (["train", "--into", "y"], "unrecognized arguments: --into ("),
+        (
+            ["train", "--into", "y"],
+            "unrecognized arguments: --into; a setting of the recipe has no dashes: into=VALUE (",
+        ),
+        (["compare", "--layers", "3"], "has no dashes: layers=VALUE ("),
+        (["study", "warmup", "--layers", "3"], "has no dashes: layers=VALUE ("),
     ],
 )
 def test_wrong_use_in_one_line(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

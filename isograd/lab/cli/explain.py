@@ -15,6 +15,7 @@ from isograd.cli.console import Result, announce, loading, output, print_lines, 
 from isograd.cli.parser import File, Folder
 from isograd.cli.schema import Open
 from isograd.errors import InputsError, IsogradError, UserError, command, one_line
+from isograd.files import nearest_code
 from isograd.hub import is_watched, must_be_a_model
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ def explain(
         return _spikes(folder, out or folder / "explain")
     watched = not is_run and is_watched(folder)
     if not is_run and not watched:
+        if not folder.exists() and (code := nearest_code(model)):
+            raise UserError(f"no code, run or model {model!r}; did you mean {code!r}?")
         must_be_a_model(model, callables=True)
     from isograd.lab.study.explain import explain_watched
 
