@@ -182,7 +182,8 @@ def _ends_apart(ids: Tensor, filler: int) -> bool:
 POSITIONS = "positions count the padding"
 ATTENTION = (
     "an attention reads padded keys",
-    'hide them after all else that changes the mask: scores.masked_fill(padding[:, None, None], float("-inf"))',
+    'hide them after all else that changes the mask: scores.masked_fill(padding[:, None, None], float("-inf"));'
+    " key_padding_mask of nn.MultiheadAttention is True at padding, attn_mask of F.scaled_dot_product_attention False",
 )
 REASONS = {  # names of operations -> what they do with padding, and what to do instead
     "softmax": ATTENTION,

@@ -106,11 +106,12 @@ def first_loss(checked: CheckedModel) -> Iterator[Finding]:
             message=f"the initial loss is {loss:.3g} nats; equal probabilities of {classes} classes give ln {classes} ="
             f" {math.log(classes):.3g}{grown}; the logits have a standard deviation of {loud:.3g}"
             + (", and their table is tied" if tied else ""),
-            remedy=TIED if tied else "remove the factor on the logits" if grown else HEAD,
+            remedy=TIED if tied else "remove the factor on the logits" if grown else HEAD if checked.head else SCORES,
         )
 
 
 HEAD = "reduce the LM head's init, or normalize its input"
+SCORES = "normalize along the features (dim=-1) what the products are formed of, or divide the logits by sqrt(d)"
 TIED = (
     "initialize a tied table with std 1/sqrt(d) (nn.Embedding: 1) and multiply its vectors by sqrt(d) after the lookup;"
     " or initialize it with std 0.02, as GPT-2 does, and leave its vectors as they are"

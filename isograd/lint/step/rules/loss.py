@@ -166,7 +166,10 @@ def _form(seen: Seen) -> Results:
     main = seen.main
     if main is not None and main.name in CLASSES and not main.target.is_floating_point():
         counts = main.rows[2]
-        if int(counts.sum()) and main.value is not None and main.reduction == "sum":
+        whole = max(
+            (abs(value) for *_, value in seen.record.backwards), default=math.inf
+        )  # divided by the count later?
+        if int(counts.sum()) and main.value is not None and main.reduction == "sum" and 2 * whole > abs(main.value):
             yield f"the sum over {int(counts.sum()):,} targets, not their mean"
 
 
