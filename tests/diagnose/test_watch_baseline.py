@@ -19,10 +19,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class Net(nn.Module):
     """Three layers with dropout and batch norm, for numbers or classes."""
 
-    def __init__(self, out: int) -> None:
+    def __init__(self, out: int, layers: int = 3) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
         self.noise, self.norm, self.head = nn.Dropout(0.1), nn.BatchNorm1d(8), nn.Linear(8, out)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,9 +102,12 @@ def test_targets_of_a_constant_have_no_baseline() -> None:
     assert found is None
 
 
-def warnings_of(loss: Loss, target: Callable[[Tensor], Tensor], out: int, *, shuffled: bool, steps: int = 260) -> Any:
-    """What a loop that trains such a model is told."""
-    model, draw = Net(out), torch.Generator().manual_seed(1)
+def warnings_of(
+    loss: Loss, target: Callable[[Tensor], Tensor], out: int, *, shuffled: bool, steps: int = 260, frozen: int = 0
+) -> Any:
+    """What a loop that trains such a model is told; `frozen` layers keep the head alone for training."""
+    model, draw = Net(out, frozen or 3), torch.Generator().manual_seed(1)
+    model.layers.requires_grad_(not frozen)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     watch = isograd.watch(model, optimizer=optimizer)
     for _ in range(steps):
@@ -135,6 +138,12 @@ def test_targets_of_other_samples(kind: str, words: str) -> None:
     assert row["signal"] == "labels" and words in row["message"], row["message"]
     assert "token" not in row["message"] and "one is shuffled" in row["cause"]
     assert warnings_of(loss, target, 3 if kind == "classes" else 1, shuffled=False) == []
+
+
+def test_a_head_that_finds_nothing_in_frozen_layers_is_no_alarm() -> None:
+    """As before a trunk is unfrozen: its features may hold nothing of the classes."""
+    loss, target, _ = REGRESSIONS["classes"]
+    assert warnings_of(loss, target, 3, shuffled=True, frozen=12) == []
 
 
 def test_a_regression_that_stays_at_its_variance_for_long() -> None:

@@ -26,6 +26,7 @@ COPIED = 0.95  # the share of labels that are the inputs, moved
 NEAR = 0.3  # above a baseline, over its scale: as far as the noise of updates drives a loss
 BELOW = {True: 0.3, False: 0.1}  # the same below the unigram entropy, and below another
 SUMMED = 16  # labels of a batch, from which on a sum differs clearly from a mean
+PROBE = 0.1  # the share of matrices that train, up to which a head on frozen features may have nothing to learn
 FARTHEST = 16  # tokens ahead that labels are looked for
 WAITS = 160  # readings at the unigram loss, before odd labels are taken for its cause
 INPUTS = ("input_ids", "inputs", "x", "tokens", "idx", "ids")
@@ -134,7 +135,8 @@ class Batches:
             return []
         mean = collapse.recent_loss  # a single batch is too noisy
         above = (mean - level.value) / level.scale
-        self._waited = self._waited + 1 if -BELOW[level.kind == "tokens"] < above < NEAR else 0
+        stays = -BELOW[level.kind == "tokens"] < above < NEAR and not _is_probe(self._model)
+        self._waited = self._waited + 1 if stays else 0
         if self._waited < WAITS:
             return []
         if level.kind != "tokens":
@@ -285,3 +287,9 @@ def _tensors(value: Any) -> Sequence[Tensor]:
         return [value]
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return [tensor for one in inner for tensor in _tensors(one)]
+
+
+def _is_probe(model: nn.Module) -> bool:
+    """Whether little more than a head trains, on features that are frozen: it may find nothing in them."""
+    wanted = [p.requires_grad for p in model.parameters() if p.ndim > 1]
+    return sum(wanted) <= PROBE * len(wanted)
