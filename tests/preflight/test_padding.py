@@ -143,7 +143,7 @@ def test_where_nothing_says_what_padding_is_all_counts(loss: Loss) -> None:
 def test_an_end_that_the_updates_read_and_never_score_is_named(hidden: bool) -> None:
     """Not one that stands only in batches after those of the updates, as of long texts that are packed."""
     torch.manual_seed(0)
-    model = Decoder()
+    model: Any = Decoder()
     model.config = SimpleNamespace(eos_token_id=END)
     data = [(x[:, :-1], x[:, 1:].masked_fill(x[:, 1:] == END, -100)) for x in rows()]
     if not hidden:

@@ -27,7 +27,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets
-from isograd.diagnose.watch.batches import Batches
+from isograd.diagnose.watch.batches import Batches, is_probe
 from isograd.diagnose.watch.collapse import ASK, CollapseWatch
 from isograd.diagnose.watch.drift import FIRST, Continued, Mode, Ranks, Rounded, still_rising
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, layers_of, row_of
@@ -282,7 +282,8 @@ class Watch:
             for writer in self._writers:
                 writer.write(self.row, self.layers)
             self._try("targets", self._count, batch)
-            new = self._collapse.follow(step, reading.loss, self._by_layer.joined(reading.layers))
+            norms = self._by_layer.joined(reading.layers)
+            new = self._collapse.follow(step, reading.loss, norms, probe=is_probe(self._model))
             undone = self._first.follow(reading.loss)
             self._begun += [reading.loss] if len(self._begun) < FIRST else []
             new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)

@@ -135,7 +135,7 @@ class Batches:
             return []
         mean = collapse.recent_loss  # a single batch is too noisy
         above = (mean - level.value) / level.scale
-        stays = -BELOW[level.kind == "tokens"] < above < NEAR and not _is_probe(self._model)
+        stays = -BELOW[level.kind == "tokens"] < above < NEAR and not is_probe(self._model)
         self._waited = self._waited + 1 if stays else 0
         if self._waited < WAITS:
             return []
@@ -289,7 +289,7 @@ def _tensors(value: Any) -> Sequence[Tensor]:
     return [tensor for one in inner for tensor in _tensors(one)]
 
 
-def _is_probe(model: nn.Module) -> bool:
+def is_probe(model: nn.Module) -> bool:
     """Whether little more than a head trains, on features that are frozen: it may find nothing in them."""
     wanted = [p.requires_grad for p in model.parameters() if p.ndim > 1]
     return sum(wanted) <= PROBE * len(wanted)
