@@ -53,7 +53,7 @@ class Command:
 _OUT = ("--out", "out")
 _SEARCH = ("--find", "max-lr")
 _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
-    "show": {"": [(), ("pre-ln",), ("recipes",), ("skill",)], NAME: [("prenormx",)]},
+    "show": {"": [(), ("pre-ln",), ("recipes",)], NAME: [("prenormx",)]},
     "compare": {
         RECIPE: [("damaged.yaml",), ("unknown.yaml",)],
         NAME: [("--placements", "prenormx")],
@@ -114,6 +114,7 @@ _TYPED: dict[str, dict[str, list[tuple[str, ...]]]] = {
     "replay": {FILE: [("missing",)]},
     "report": {FILE: [("missing",), ("missing", "--open")]},
     "doctor": {},
+    "skill": {"": [()]},
 }
 
 

@@ -257,6 +257,9 @@ def model_place(
     return None
 
 
+SETUP = "setup.json"  # what trains in a watched folder: class, sizes, optimizer
+
+
 def is_watched(folder: Path) -> bool:
     """What `isograd.watch` wrote: rows of steps, and none of a run's other files."""
     others = ("run.json", "resolved.json", "outcome.json")

@@ -21,7 +21,7 @@ from isograd.cli.schema import schema
 
 SUMMARY = (
     "Finds wiring, initialization and training-step bugs in PyTorch models by running them; trains deep Transformers"
-    " with their norms placed differently, side by side. For coding agents: `isograd skill` says what to run when."
+    " with their norms placed differently, side by side. For a coding agent: `isograd skill` says what to run when."
 )
 _MEASURED = "results/"  # pages of numbers: listed, and not in the one file
 

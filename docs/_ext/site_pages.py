@@ -115,6 +115,7 @@ GUIDES = {  # verb -> the page that explains it
     "replay": "replay",
     "report": "report",
     "doctor": "performance",
+    "skill": "agents",
     "show": "placements training agents",
 }
 _SYMBOLS = {

@@ -51,9 +51,9 @@ from isograd.diagnose.watch.writers import (
 )
 from isograd.errors import command
 from isograd.files import write_json
+from isograd.hub import SETUP
 
 REPLAYED = "replayed.json"
-SETUP = "setup.json"
 _log = logging.getLogger("isograd")
 _FOLLOWS_FROM = {  # a signal that says no more than one that is known
     "stall": ("updates", "frozen", "gradient", "labels", "zero-grad", "gradients", "unigram", "decay", "loss-sum"),

@@ -12,10 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from isograd.diagnose.watch import SETUP
 from isograd.errors import UserError, many
 from isograd.files import read_object, read_rows
-from isograd.hub import is_watched
+from isograd.hub import SETUP, is_watched
 from isograd.lab.report.page import Page, Section, Table, write_page
 from isograd.lab.report.pages.watch import curves, without_step
 from isograd.lab.report.style import (
