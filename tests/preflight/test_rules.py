@@ -141,6 +141,8 @@ def test_a_schedule_of_epochs_that_is_stepped_per_update(make: Callable[[Any], A
     [
         lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=60),
         lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=55),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=20),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=12),
         lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=6),
         lambda o: lr_scheduler.CyclicLR(o, 1e-5, 1e-3, step_size_up=5, cycle_momentum=False),
         lambda o: lr_scheduler.LambdaLR(o, lambda t: 0.5 + 0.5 * np.cos(t / 3)),
@@ -211,6 +213,13 @@ def rows_of(hidden: float, seed: int = 0) -> TensorDataset:
     return TensorDataset(ids, labels)
 
 
+def filled_up() -> TensorDataset:
+    """Rows of padding alone, so that each batch has as many."""
+    ids, labels = rows_of(0.0).tensors
+    ids[::4], labels[::4] = 0, -100
+    return TensorDataset(ids, labels)
+
+
 def of_ids(form: Callable[[nn.Module, Any], Tensor], data: Any, model: nn.Module | None = None, **parts: Any) -> Parts:
     torch.manual_seed(0)
     model = Causal() if model is None else model
@@ -267,6 +276,10 @@ def test_rows_with_targets_or_with_another_loss_or_of_a_model_that_reads_both_wa
     assert not named("batch-without-targets", of_ids(form, rows_of(hidden), model()))
 
 
+def test_rows_that_fill_a_batch_up() -> None:
+    assert not named("batch-without-targets", of_ids(flat, filled_up()))
+
+
 # What loss functions take.
 
 
@@ -282,6 +295,10 @@ def distilled(model: nn.Module, batch: Any, kind: str) -> Tensor:
         return ctc(scores.softmax(-1))
     if kind == "nll":
         return functional.nll_loss(scores.softmax(-1), batch[1])
+    if kind == "scores":
+        return functional.nll_loss(scores, batch[1])
+    if kind == "scores and their sum":
+        return scores.logsumexp(-1).mean() + functional.nll_loss(scores, batch[1])
     if kind == "kl":
         return functional.kl_div(scores.log_softmax(-1), teacher, reduction="batchmean")
     if kind == "kl of logarithms":
@@ -298,13 +315,14 @@ def ctc(scores: Tensor) -> Tensor:
     return functional.ctc_loss(scores[:, None], torch.tensor([[1, 2]]), torch.tensor([8]), torch.tensor([2]))
 
 
-@pytest.mark.parametrize("kind", ["probabilities", "module", "logarithms for a target", "ctc", "nll"])
+@pytest.mark.parametrize("kind", ["probabilities", "module", "logarithms for a target", "ctc", "nll", "scores"])
 def test_probabilities_for_logarithms(kind: str) -> None:
     assert named("loss-of-probabilities", setup(loss=partial(distilled, kind=kind)))
 
 
 @pytest.mark.parametrize(
-    "kind", ["kl", "kl of logarithms", "ctc of logarithms", "log of a smoothed one", "nll of logs"]
+    "kind",
+    ["kl", "kl of logarithms", "ctc of logarithms", "log of a smoothed one", "nll of logs", "scores and their sum"],
 )
 def test_logarithms(kind: str) -> None:
     assert not named("loss-of-probabilities", setup(loss=partial(distilled, kind=kind)))
@@ -332,6 +350,12 @@ def alone(model: nn.Module, batch: Any, how: str, dtype: torch.dtype) -> Tensor:
     return -logps(model(batch[0][:, :-1]).to(dtype), batch[0][:, 1:], how).mean()
 
 
+def bounded(model: nn.Module, batch: Any, how: str, dtype: torch.dtype) -> Tensor:
+    """A bound whose two parts are only added up."""
+    scores = model(batch[0][:, :-1]).to(dtype)
+    return -(logps(scores, batch[0][:, 1:], how) - scores.square().mean((1, 2))).mean()
+
+
 @pytest.mark.parametrize("how", ["gather", "logsumexp", "cross entropy"])
 def test_log_probabilities_in_half(how: str) -> None:
     assert named("loss-in-half", of_ids(partial(preferred, how=how, dtype=torch.bfloat16), rows_of(0.0)))
@@ -345,6 +369,8 @@ def test_log_probabilities_in_half(how: str) -> None:
         (preferred, "mean", torch.bfloat16),
         (preferred, "gather", torch.float16),  # numbers are 0.03 nats apart
         (alone, "gather", torch.bfloat16),
+        (bounded, "gather", torch.bfloat16),
+        (bounded, "cross entropy", torch.bfloat16),
     ],
 )
 def test_log_probabilities_that_are_fine_enough(form: Any, how: str, dtype: torch.dtype) -> None:
@@ -427,6 +453,18 @@ class Noisy(Dataset[Any]):
         return self.x[i] + 0.1 * noise, i % 4
 
 
+class InTurn(Noisy):
+    """Parts of a row, the next one at each reading of it."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.times = [0] * 96
+
+    def __getitem__(self, i: int) -> Any:
+        self.times[i] += 1
+        return self.x[i].roll(self.times[i]), i % 4
+
+
 def reseeded(worker: int) -> None:
     get_worker_info().dataset.source.seed(torch.initial_seed() % 2**32)  # type: ignore[union-attr]
 
@@ -463,6 +501,7 @@ def test_workers_that_do_the_same(dataset: Any, workers: int) -> None:
         (Stream(split=False, drawn=True), 2, {}),
         (Noisy(), 2, {"shuffle": True}),
         (Noisy("none"), 2, {}),
+        (InTurn(), 2, {}),
         (Noisy(np.random.RandomState(0)), 0, {}),
         (Noisy(np.random.RandomState(0)), 2, {"worker_init_fn": reseeded}),
     ],
@@ -474,13 +513,15 @@ def test_workers_that_share_the_work(dataset: Any, workers: int, options: Parts)
 # Micro-batches.
 
 
-def added_up(form: Callable[[nn.Module, Any, int], Tensor], parts: int = 4) -> Parts:
+def added_up(form: Callable[[nn.Module, Any, int], Tensor], parts: int = 4, times: float = 1.0) -> Parts:
     made = of_ids(transposed, rows_of(0.0), accumulate=parts)
 
     def step(batches: list[Any]) -> None:
         made["optimizer"].zero_grad()
         for batch in batches:
             form(made["model"], batch, sum(b[1][:, 1:].numel() for b in batches)).backward()
+        for p in made["model"].parameters():
+            p.grad.mul_(times)
         made["optimizer"].step()
 
     return made | {"step": step}
@@ -522,6 +563,22 @@ def test_micro_batches_that_are_divided_once(form: Any, parts: int) -> None:
     assert not named("accumulation-undivided", added_up(form, parts))
 
 
+def test_gradients_may_be_divided_before_the_step() -> None:
+    assert not named("accumulation-undivided", added_up(lambda model, batch, items: transposed(model, batch), 4, 1 / 4))
+
+
+def test_two_backward_passes_of_one_batch_are_no_micro_batches() -> None:
+    made = of_ids(transposed, rows_of(0.0))
+
+    def step(batches: list[Any]) -> None:
+        made["optimizer"].zero_grad()
+        transposed(made["model"], batches[0]).backward()
+        (1e-6 * made["model"](batches[0][0]).square().mean()).backward()
+        made["optimizer"].step()
+
+    assert not named("accumulation-undivided", made | {"step": step})
+
+
 # Parts of a loss without a gradient.
 
 
@@ -553,6 +610,16 @@ def with_part(model: nn.Module, batch: Any, kind: str) -> Tensor:
         return functional.mse_loss(scores, other.detach()) + functional.mse_loss(other, scores.detach()) + whole
     if kind == "flooded":
         return (whole - 0.1).abs() + 0.1
+    if kind == "reference":
+        return whole - functional.cross_entropy(batch[0][:, :4], batch[1])
+    if kind == "teacher's entropy":
+        return functional.cross_entropy(scores, teacher) - functional.cross_entropy(log_teacher, teacher)
+    if kind == "k1":
+        each, other = (-functional.cross_entropy(x, batch[1], reduction="none") for x in (scores, log_teacher))
+        return whole + 0.1 * (each - other).mean()
+    if kind == "frozen code":
+        code = batch[0][:, :4]
+        return functional.mse_loss(code, scores.detach()) + 0.25 * functional.mse_loss(scores, code) + whole
     if kind == "branch":
         return whole if whole.item() < 100 else whole * 0.1
     return whole + functional.kl_div(scores.log_softmax(-1), teacher, reduction="batchmean")
@@ -563,7 +630,10 @@ def test_a_part_without_a_gradient(kind: str) -> None:
     assert named("gradient-cut", setup(loss=partial(with_part, kind=kind)))
 
 
-@pytest.mark.parametrize("kind", ["logged", "normalized", "stop gradient", "flooded", "branch", "distilled"])
+@pytest.mark.parametrize(
+    "kind",
+    "logged;normalized;stop gradient;flooded;branch;distilled;reference;teacher's entropy;k1;frozen code".split(";"),
+)
 def test_parts_with_a_gradient(kind: str) -> None:
     assert not named("gradient-cut", setup(loss=partial(with_part, kind=kind)))
 

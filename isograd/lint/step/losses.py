@@ -46,6 +46,7 @@ class LossCall:
         viewed: the shape of three axes or more that a view made `given` of; () where none did.
         value: of the mean, or the sum where that is its reduction; None where it reduces nothing.
         update, part: during which update, in which forward pass of it.
+        level: how far the whole loss moves with all classes of a row together; 0 of any softmax.
         live: `given` with its graph, where that was asked for.
         counted: which rows move the whole loss, where that was measured.
     """
@@ -62,6 +63,7 @@ class LossCall:
     training: bool
     live: Tensor | None = None
     counted: Tensor | None = None
+    level: float = 1.0
 
     @property
     def reduction(self) -> str:
@@ -93,7 +95,9 @@ class LossCall:
             (slope,) = torch.autograd.grad(loss, self.live, retain_graph=True, allow_unused=True)
             if slope is not None and slope.ndim > 1:
                 slope = slope.movedim(1, -1) if slope.ndim > 2 else slope
-                self.counted = slope.reshape(-1, slope.shape[-1]).abs().amax(-1) > 0
+                rows = slope.reshape(-1, slope.shape[-1])
+                self.counted = rows.abs().amax(-1) > 0
+                self.level = float(rows.sum(-1).abs().max() / rows.abs().max().clamp_min(1e-30))
         self.live = None
 
 
@@ -104,7 +108,8 @@ class LossMode(TorchFunctionMode):
         looked_up: where the ids of tables lie in memory.
         spread: how many predictions were subtracted from as many targets by a broadcast to a square; 0 where none.
         coarse: of log-probabilities in 16 bits that were subtracted: step between two numbers there, size, dtype.
-        constants: what came without a gradient out of parameters or into a loss function; `nudge` is added to it.
+        constants: what came without a gradient out of parameters or into a loss function, its value, its call.
+        nudge: is added to each of `constants`; `apart`: to each difference that is `coarse`.
         whole: the loss of `Seen.formed`.
     """
 
@@ -115,8 +120,8 @@ class LossMode(TorchFunctionMode):
         self.looked_up: set[int] = set()
         self.spread = 0
         self.coarse: tuple[float, float, torch.dtype] | None = None
-        self.constants: list[str] = []
-        self.nudge = 0.0
+        self.constants: list[tuple[str, Any, LossCall | None]] = []
+        self.nudge = self.apart = 0.0
         self.whole = torch.tensor(0.0)
         self.read: list[Tensor] = []  # what a model was called with, where that is kept
         self.update = self._part = 0
@@ -125,16 +130,16 @@ class LossMode(TorchFunctionMode):
         kwargs = kwargs or {}
         found = function(*args, **kwargs)
         if function in LOSSES and len(self.losses) < MOST:
-            self._loss(LOSSES[function], found, args, kwargs)
+            call = self._loss(LOSSES[function], found, args, kwargs)
             if isinstance(found, Tensor) and not found.requires_grad:
-                return self._constant(f"{LOSSES[function]} of values that have no gradient", found)
+                return self._constant(f"{LOSSES[function]} of values that have no gradient", found, call)
         elif function in READS and args[0].requires_grad:
             return self._constant("a number that .item() takes out of the graph", found)
         elif function is functional.embedding:
             self.looked_up.add(args[0].untyped_storage().data_ptr())
         elif function in SUBTRACTS and len(args) == 2:
             self._spread_out(*args)
-            self._rounded(*args)
+            return found + self.apart if self._rounded(*args) and self.apart else found
         elif function is Tensor.backward:
             self._backward(args[0])
         return found
@@ -152,29 +157,30 @@ class LossMode(TorchFunctionMode):
             if n > 1 and {*shapes} == {(n,), (n, 1)}:
                 self.spread = n
 
-    def _rounded(self, a: Any, b: Any) -> None:
+    def _rounded(self, a: Any, b: Any) -> bool:
         """Log-probabilities in 16 bits, of one of which a gradient is wanted, and how far apart numbers are there."""
         if not all(isinstance(x, Tensor) and x.dtype in HALF and x.ndim < 3 for x in (a, b)) or a.dtype != b.dtype:
-            return
-        if any(_made_of(x, ("LogSoftmax", "Logsumexp", "NllLoss")) for x in (a, b)):
+            return False
+        if found := any(_made_of(x, ("LogSoftmax", "Logsumexp", "NllLoss")) for x in (a, b)):
             size = float(torch.maximum(a.detach().abs(), b.detach().abs()).float().mean())
             step = torch.finfo(a.dtype).eps * 2.0 ** math.floor(math.log2(size)) if 0 < size < math.inf else 0.0
             self.coarse = max(self.coarse or (0.0, 0.0, a.dtype), (step, size, a.dtype), key=lambda one: one[0])
+        return found
 
-    def _constant(self, what: str, found: Any) -> Any:
-        self.constants.append(what)
+    def _constant(self, what: str, found: Any, call: LossCall | None = None) -> Any:
+        self.constants.append((what, found, call))
         return found + self.nudge if self.nudge else found
 
     def _backward(self, loss: Tensor) -> None:
         """What backward was called on; after it."""
 
-    def _loss(self, name: str, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _loss(self, name: str, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall | None:
         given = args[0] if args else kwargs.get("input")
         target = args[1] if len(args) > 1 else kwargs.get("target")
         if not isinstance(given, Tensor) or not isinstance(target, Tensor):
-            return
+            return None
         if not (self._all or torch.is_grad_enabled()):
-            return
+            return None
         value = float(found.detach()) if isinstance(found, Tensor) and found.ndim == 0 else None
         settings = {
             k: v
@@ -196,6 +202,7 @@ class LossMode(TorchFunctionMode):
                 live=given if self._live and given.requires_grad else None,
             )
         )
+        return self.losses[-1]
 
 
 def _maker(value: Tensor) -> str:

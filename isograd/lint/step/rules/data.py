@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import torch
@@ -118,17 +118,21 @@ def _workers(seen: Seen) -> Results:
             remedy += " info = torch.utils.data.get_worker_info()"
             yield finding("workers-alike", "error", message, remedy, float(shared))
         return
-    at = next(iter(loader.sampler), None)
-    if loader.batch_size is None or at is None:
+    at, beside = [*islice(loader.sampler, 2), None, None][:2]
+    if loader.batch_size is None or beside is None:
         return
     if len({mark(loader.collate_fn([loader.dataset[at]])) for _ in range(2)}) == 1:
         return
     options = {name: getattr(loader, name) for name in ("collate_fn", "worker_init_fn", "multiprocessing_context")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # two workers, where there is one core
-        probe: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=[[at]] * 4, num_workers=2, **options)
-        drawn = [*map(mark, probe)]  # of the first worker, the second, the first
-    if drawn[0] != drawn[2] and drawn[0] == drawn[1] and drawn[2] == drawn[3]:
+        probes = [at, at, at, at], [beside, beside, at]  # of the first worker, the second, the first
+        drawn, after = (
+            [*map(mark, DataLoader(loader.dataset, batch_sampler=[[row] for row in rows], num_workers=2, **options))]
+            for rows in probes
+        )
+    counts = after[2] == drawn[0]  # how often this row was read, and nothing else
+    if drawn[0] != drawn[2] and drawn[0] == drawn[1] and drawn[2] == drawn[3] and not counts:
         message = "one row of the data, read twice, is drawn anew, and two workers draw the same two: each has a copy"
         message += " of one generator in one state"
         remedy = "draw from the generators of torch, numpy or random, which a DataLoader seeds for each worker, or seed"
@@ -276,7 +280,7 @@ def _rows_without(seen: Seen) -> Results:
     for batch, _, counts in seen.counted:
         ids = seen.leaves(batch)[read.name]
         if len(counts) % len(ids) == 0:
-            here = ~counts.view(len(ids), -1).any(1)
+            here = ~counts.view(len(ids), -1).any(1) & (ids != ids[:, :1]).any(1)  # a row of padding fills a batch up
             other = replaced(batch, ids, torch.where(here[:, None], ids.flip(1), ids))
             wholes = [seen.formed(one).whole for one in (batch, other) if here.any()]
             bare += here.tolist() if not wholes or torch.allclose(wholes[0], wholes[1], rtol=1e-6) else []

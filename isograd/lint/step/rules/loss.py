@@ -1,6 +1,7 @@
 """The loss: of which targets, over which positions, weighted how, and whether it is what it seems to be."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,7 +158,7 @@ def _form(seen: Seen) -> Results:
                     float(math.prod(spread)),
                 )
                 break
-        if wrong := _wrong(call):
+        if (wrong := _wrong(call)) and not _normalized(seen, call):
             message = f"{call.name} takes {wrong[0]} and got {wrong[1]}"
             yield finding("loss-of-probabilities", "error", message, wrong[2], call.value or 0.0)
             break
@@ -192,17 +193,37 @@ def _constants(seen: Seen) -> Results:
     if not seen.record.constants or not seen.batches:
         return
     try:
-        plain, nudged = (seen.formed(seen.batches[0], counted=True, nudge=nudge) for nudge in (0.0, 1.0))
-        before, after = (seen.gradient(mode.whole) for mode in (plain, nudged))
+        plain, moved, same = seen.nudged(seen.batches[0], nudge=1.0)
+        with seen.other_weights():
+            other = seen.formed(seen.batches[0], counted=True)
     except Exception:  # it may be a count, or what a branch hangs on
         return
-    moved = float(nudged.whole.detach() - plain.whole.detach())
-    same = before.keys() == after.keys() and all(torch.allclose(after[k], before[k], 1e-4) for k in before)
-    if plain.constants and abs(moved) > 1e-5 and same:
-        message = f"the loss has a part without a gradient, {plain.constants[0]}: adding 1 there moves the loss by"
+    pairs = zip(plain.constants, other.constants, strict=False)
+    lost = [a[0] for a, b in pairs if not _refers(a[2], plain.losses, moved=not torch.equal(*map(_flat, (a[1], b[1]))))]
+    if lost and abs(moved) > 1e-5 and same:
+        message = f"the loss has a part without a gradient, {lost[0]}: adding 1 there moves the loss by"
         message += f" {moved:.2g} and no gradient, so that part trains nothing"
         remedy = "form it of what the trained model returns, without .item(), .detach() or no_grad()"
         yield finding("gradient-cut", "warning", message, remedy, moved)
+
+
+def _flat(value: Any) -> Tensor:
+    return torch.as_tensor(value).detach().flatten()
+
+
+def _refers(call: LossCall | None, losses: list[LossCall], *, moved: bool) -> bool:
+    """Whether a loss without a gradient has another one beside it, with a gradient: of the same targets, where it is of
+    a model that is not trained, or of the same two sides in turn.
+    """
+    beside = [c for c in losses if call is not None and c.made_by and c.name == call.name]
+    return call is not None and any(
+        (_same(c.target, call.target) and not moved) or (_same(c.given, call.target) and _same(c.target, call.given))
+        for c in beside
+    )
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and torch.equal(x, y)
 
 
 def _wrong(call: LossCall) -> tuple[str, str, str] | None:
@@ -222,6 +243,15 @@ def _wrong(call: LossCall) -> tuple[str, str, str] | None:
     if call.name == "kl_div" and bool((call.target < -1e-4).any()) and not call.settings.get("log_target"):
         return "a target of probabilities", "their logarithms", "pass log_target=True"
     return None
+
+
+def _normalized(seen: Seen, call: LossCall) -> bool:
+    """Whether scores that `nll_loss` picks from are made probabilities beside it: all classes together move nothing."""
+    try:
+        levels = [c.level for c in seen.formed(seen.batches[0], counted=True).losses if c.name == call.name]
+    except Exception:
+        return False
+    return call.name == "nll_loss" and bool(levels) and max(levels) < 1e-3
 
 
 def _probabilities(call: LossCall) -> bool:
@@ -246,7 +276,9 @@ def _weights(seen: Seen) -> Results:
             parts.setdefault((call.update, call.part), []).append(call)
     scored = [int(max(calls, key=lambda c: c.given.numel()).rows[2].sum()) for calls in parts.values()]
     ones = [values for values in seen.record.weights() if len(values) > 1] or _measured(seen)
-    for weights in ones[:1]:
+    by = 1 / max(1, len(seen.parts))  # what a loop may multiply all gradients by before the step
+    after = by if seen.steps and all(abs(s.factor / by - 1) < EXACT for s in seen.steps) else 1.0
+    for weights in ([after * weight for weight in one] for one in ones[:1]):
         total = sum(weights)
         if abs(total - len(weights)) < EXACT * len(weights):
             yield finding(
@@ -280,7 +312,7 @@ def _weights(seen: Seen) -> Results:
 def _measured(seen: Seen) -> list[list[float]]:
     """Weights of parts by the gradient before the first step, beside that of the mean of their losses."""
     wanted: dict[int, Tensor] = {}
-    for batch in seen.parts if seen.record.first else ():
+    for batch in seen.parts if seen.record.first and len(seen.parts) > 1 else ():
         try:
             slopes = seen.gradient(seen.formed(batch, counted=True).whole)
         except Exception:  # a loop with a step alone

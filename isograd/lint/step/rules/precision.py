@@ -41,6 +41,14 @@ def _weights(seen: Seen) -> Results:
         yield f"weights in {names}" + (f"; {lost / total:.0%} of their updates are rounded away" if total else "")
 
 
+def _matters(seen: Seen, step: float) -> bool:
+    """Whether the gradient is another where differences are off by so much: not where they are only added up."""
+    try:
+        return not seen.nudged(seen.batches[0], apart=step)[2]
+    except Exception:
+        return True
+
+
 def _scaler(seen: Seen) -> Results:
     scaler, steps = seen.setup.scaler, seen.steps
     enabled = scaler is not None and scaler.is_enabled()
@@ -128,7 +136,7 @@ def _autocast(seen: Seen) -> Results:
         yield finding(
             "loss-in-half", "info", f"the loss is computed in {calls[0].given.dtype}", "give it logits.float()", 1.0
         )
-    if seen.record.coarse and seen.record.coarse[0] >= COARSE:
+    if seen.record.coarse and seen.record.coarse[0] >= COARSE and _matters(seen, seen.record.coarse[0]):
         step, size, dtype = seen.record.coarse
         message = (
             f"log-probabilities of about -{size:.0f} nats are subtracted in {dtype}, where numbers of that size are"

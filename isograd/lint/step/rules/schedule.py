@@ -109,7 +109,7 @@ def _course(made: Course, name: str, steps: int, scheduler: Any) -> Results:
             f"build it for {steps:,} steps",
             (last + 1) / steps,
         )
-    elif (length := _length(scheduler)) and length < steps and (turns := _turns(rates, peak)):
+    elif (length := _length(scheduler)) and length < steps and (turns := _turns(rates, peak)) and not _lands(rates):
         message = f"{name} is built for {length:,} steps and stepped {steps:,} times: the rate falls and rises again"
         message += f" {many(turns, 'time')}, and ends at {rates[-1] / peak:.0%} of its peak"
         remedy = f"build it for {steps:,} steps; if it is stepped once per epoch, show that by step=; for cycles take"
@@ -145,6 +145,15 @@ def _turns(rates: list[float], peak: float) -> int:
     """
     high = [rate > peak / 2 for rate in rates if rate < peak / 10 or rate > peak / 2]
     return sum(b > a for a, b in itertools.pairwise(high[high.index(True) :]))
+
+
+def _lands(rates: list[float]) -> bool:
+    """Whether a rate that comes back is at its lowest when the run ends, as where cycles are meant.
+
+    >>> [_lands([(1 + math.cos(math.pi * t / length)) / 2 for t in range(60)]) for length in (20, 12, 6, 25)]
+    [True, True, False, False]
+    """
+    return 2 * (rates[-1] - min(rates)) < rates[-2] - rates[-1]
 
 
 def _length(scheduler: Any) -> int | None:
