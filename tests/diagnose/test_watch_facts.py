@@ -248,6 +248,15 @@ for _ in range(8):
         p.grad = a + b - min(0, (a * b).sum() / (b * b).sum()) * b
     optimizer.step()
 """,
+    "norms of parts of a batch": """
+model = Net(); optimizer = adam(model.parameters())
+for _ in range(8):
+    x, y = data()
+    loss_of(model, (x[:4], y[:4])).backward()
+    optimizer.zero_grad()
+    loss_of(model, (x, y)).backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
     "norms of parts of a loss": """
 model = Net(); optimizer = adam(model.parameters())
 for _ in range(8):
@@ -322,6 +331,7 @@ for step in range(16):
     "for step in range(30):\n    optimizer.zero_grad(); (float(step > 14) * loss_of(model)).backward(); optimizer.step()\n",
     "a warm-up that ends": "model = Net()\n" + WARMED.format("1e-3 * min(1, (step + 1) / 50)"),
     "a range test": "model = Net()\n" + WARMED.format("1e-5 * 1.1 ** step").replace("adam(model.parameters())", "adam(model.parameters(), 1e-5)"),
+    "a search for the rate": "model = Net()\n" + WARMED.format("1e-6 * 1.1 ** step").replace("parameters())", "parameters(), 1.0)"),
     "a constant rate": "model = Net()\n" + WARMED.format("5e-4"),
     "a cycle": "model = Net()\n" + WARMED.format("1e-3 * (0.1 + step % 40 / 50)"),
     "a short try": "model = Net()\n" + WARMED.format("1e-3 * min(1, (step + 1) / 500)").replace("60", "20"),

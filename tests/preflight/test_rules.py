@@ -632,7 +632,18 @@ def test_a_part_without_a_gradient(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    "logged;normalized;stop gradient;flooded;branch;distilled;reference;teacher's entropy;k1;frozen code".split(";"),
+    [
+        "logged",
+        "normalized",
+        "stop gradient",
+        "flooded",
+        "branch",
+        "distilled",
+        "reference",
+        "teacher's entropy",
+        "k1",
+        "frozen code",
+    ],
 )
 def test_parts_with_a_gradient(kind: str) -> None:
     assert not named("gradient-cut", setup(loss=partial(with_part, kind=kind)))

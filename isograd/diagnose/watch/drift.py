@@ -162,12 +162,13 @@ def still_rising(step: int, rates: Sequence[float], asked: float) -> list[Row]:
     count = len(rates)
     if count < LEAST or rates[-1] >= ASKED * asked or any(b < a for a, b in pairwise(rates)):
         return []
-    if rates[-1] <= 1.001 * rates[int(RISING * count)]:
+    steeper = rates[-1] - rates[count // 2] > 4 * (rates[count // 2] - rates[0])  # a search for a rate, or its growth
+    if rates[-1] <= 1.001 * rates[int(RISING * count)] or steeper:
         return []
     return [alarm(
         step, "schedule", None,
         f"the learning rate still rises when the run ends: it is {rates[-1]:.2g} of the {asked:.2g} asked for",
-        "the warm-up is longer than the run",
+        "the warm-up is longer than the run, or the run was stopped within it",
         "give the warm-up in updates: a few percent of the run",
     )]  # fmt: skip
 

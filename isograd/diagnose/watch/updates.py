@@ -281,14 +281,20 @@ class Thrown:
         self._kept: Tensor | None = None  # the gradient after the last pass
         self._weights: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # then, those with the largest gradients
         self._passes = self._lost = self._updates = 0
+        self._read: list[Tensor] = []  # by the passes of this update
         self.looks = bool(self._held)
 
     def stop(self) -> None:
-        self.looks, self._kept = False, None
+        self.looks, self._kept, self._read = False, None, []
 
     def called_with(self, leaves: Sequence[Any]) -> None:
-        """Of inputs with gradients, as of an attack on them, backward passes are no parts of an update."""
-        if any(isinstance(x, Tensor) and x.requires_grad for x in leaves):
+        """Of inputs with gradients, as of an attack on them, backward passes are no parts of an update; nor are those
+        of data that another pass has read, as for the norms of its parts.
+        """
+        own = [x for x in leaves if isinstance(x, Tensor)]
+        again = bool(own) and all(any(_overlap(x, y) for y in self._read) for x in own)
+        self._read += own
+        if again or any(x.requires_grad for x in own):
             self.stop()
 
     def before(self) -> None:
@@ -314,7 +320,7 @@ class Thrown:
         now = last if gone or self._probe.grad is None else self._probe.grad.flatten()
         as_last = torch.cosine_similarity(now.double(), last.double(), dim=0) > PROPORTIONAL  # else kept elsewhere
         lost = (passes if gone else self._lost) if as_last and last.isfinite().all() else 0
-        self._kept, self._passes, self._lost, self._updates = None, 0, 0, self._updates + 1
+        self._kept, self._passes, self._lost, self._updates, self._read = None, 0, 0, self._updates + 1, []
         if lost and self._updates < SAME:
             return []
         self.stop()
@@ -326,6 +332,12 @@ class Thrown:
             f"zero_grad() is called between {where}",
             "call optimizer.zero_grad() once per update, right after optimizer.step()",
         )] if lost else []  # fmt: skip
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    """Whether they share memory."""
+    spans = [range(z.data_ptr(), z.data_ptr() + z.numel() * z.element_size()) for z in (x, y) if z.is_contiguous()]
+    return len(spans) == 2 and max(s.start for s in spans) < min(s.stop for s in spans)
 
 
 def _left_over(now: Tensor, fresh: Tensor, before: Tensor) -> bool:
