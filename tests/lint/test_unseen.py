@@ -883,6 +883,9 @@ BIASES: dict[str, tuple[Callable[[int], Tensor], int, str | None]] = {
     "of-the-key": (lambda time: SLOPES * torch.arange(time).expand(time, -1), 16, None),
     "distances-bfloat16": (lambda time: (-SLOPES.bfloat16() * back(time).bfloat16()).float(), 300, None),
     "learned": (learned, 16, None),
+    "sink": (lambda time: 2.0 * (torch.arange(time) == 0).float().expand(time, -1), 16, None),
+    "global-both-ways": (lambda time: 1.5 * (torch.arange(time) < 4).float().expand(time, -1), 16, None),
+    "newest-first-both-ways": (lambda time: -0.3 * torch.arange(time).expand(time, -1), 16, None),
     "some-heads": (lambda time: SLOPES * back(time) * torch.tensor([1.0, -1, -1, -1])[:, None, None], 16, None),
 }
 
@@ -924,9 +927,10 @@ class Tabled(nn.Module):
         del self.body.positions
         table = torch.randn(POSITIONS, WIDTH) * 0.02
         self.register_buffer("table", table * filled)
+        self.register_buffer("centre", torch.zeros(1, WIDTH))  # not yet moved
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.body.tokens(ids)
+        x = self.body.tokens(ids) - self.get_buffer("centre")
         x = x if self.frequencies else x + self.get_buffer("table")[: ids.shape[1]]
         for layer in self.body.layers:
             x = layer(x)

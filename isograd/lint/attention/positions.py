@@ -100,8 +100,10 @@ def _unused(checked: CheckedModel) -> tuple[str, str] | None:
         if name in checked.parameters and name not in reached and not name.startswith(idle):
             return name, f"{name} is not applied"
     read = {checked.trace.buffers[v] for v in checked.reaching if v in checked.trace.buffers}
+    time = max((checked.trace[s.first].shape[-2] for s in checked.token_stacks), default=1)
     for name, table in checked.model.named_buffers():
-        about = name in read and table.is_floating_point() and (name in named or table.ndim > 1)
+        rows = any(size >= time for size in table.shape[:-1])  # one for each position
+        about = name in read and table.is_floating_point() and (name in named or rows)
         if about and table.numel() > 1 and not anything(table):
             return name, f"{name} is all zeros, as a buffer that was built on the meta device and never filled"
     if (one := _looked_up_once(checked) or _one_row(checked, named)) is not None:
@@ -267,7 +269,8 @@ def distant(checked: CheckedModel) -> Iterator[Finding]:
         rows = sign * checked.trace[value][..., -1, :].reshape(-1, checked.trace[value].shape[-1]).double()
         rows = rows[((rows > MASKED) & rows.isfinite()).all(-1)]  # of the last query, which sees all
         grown = rows[:, 0] - rows[:, -1]
-        if len(rows) and (rows.diff() <= 0).all() and grown.min() > 0 and grown.max() > GROWN:
+        whole = len(rows) and (rows.diff() <= 0).all() and grown.min() > 0 and grown.max() > GROWN
+        if whole and (-2 * rows.diff()).amax(1).lt(grown).all() and not _of_keys(attention, value, sign):
             weights = rows[grown.argmax()].softmax(-1)
             yield Finding(
                 address=attention.address,
@@ -278,6 +281,14 @@ def distant(checked: CheckedModel) -> Iterator[Finding]:
                 at=value,
             )
             return
+
+
+def _of_keys(attention: MeasuredAttention, value: int, sign: int) -> bool:
+    """Whether the first query sees all keys and is drawn to the first ones as the last query is: a bias by the place of
+    the key, as of its age where the newest comes first, and not by the distance.
+    """
+    seen, first = seen_by(attention), sign * attention.trace[value][..., 0, :].double()
+    return (seen is None or seen.view not in ("left", "itself")) and bool((first.diff() < 0).any())
 
 
 def _added(attention: MeasuredAttention) -> list[tuple[int, int]]:
