@@ -270,7 +270,9 @@ def distant(checked: CheckedModel) -> Iterator[Finding]:
         rows = rows[((rows > MASKED) & rows.isfinite()).all(-1)]  # of the last query, which sees all
         grown = rows[:, 0] - rows[:, -1]
         whole = len(rows) and (rows.diff() <= 0).all() and grown.min() > 0 and grown.max() > GROWN
-        if whole and (-2 * rows.diff()).amax(1).lt(grown).all() and not _of_keys(attention, value, sign):
+        first, view = sign * checked.trace[value][..., 0, :].diff(), seen_by(attention)
+        of_keys = (view is None or view.view not in ("left", "itself")) and (first < 0).any()  # as of their age
+        if whole and (-2 * rows.diff()).amax(1).lt(grown).all() and not of_keys:
             weights = rows[grown.argmax()].softmax(-1)
             yield Finding(
                 address=attention.address,
@@ -281,14 +283,6 @@ def distant(checked: CheckedModel) -> Iterator[Finding]:
                 at=value,
             )
             return
-
-
-def _of_keys(attention: MeasuredAttention, value: int, sign: int) -> bool:
-    """Whether the first query sees all keys and is drawn to the first ones as the last query is: a bias by the place of
-    the key, as of its age where the newest comes first, and not by the distance.
-    """
-    seen, first = seen_by(attention), sign * attention.trace[value][..., 0, :].double()
-    return (seen is None or seen.view not in ("left", "itself")) and bool((first.diff() < 0).any())
 
 
 def _added(attention: MeasuredAttention) -> list[tuple[int, int]]:

@@ -126,13 +126,12 @@ def _workers(seen: Seen) -> Results:
     options = {name: getattr(loader, name) for name in ("collate_fn", "worker_init_fn", "multiprocessing_context")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # two workers, where there is one core
-        probes = [at, at, at, at], [beside, beside, at]  # of the first worker, the second, the first
-        drawn, after = (
-            [*map(mark, DataLoader(loader.dataset, batch_sampler=[[row] for row in rows], num_workers=2, **options))]
-            for rows in probes
+        drawn, after = (  # of the first worker, the second, the first
+            [*map(mark, DataLoader(loader.dataset, batch_sampler=rows, num_workers=2, **options))]
+            for rows in ([[at]] * 4, [[beside], [beside], [at]])
         )
-    counts = after[2] == drawn[0]  # how often this row was read, and nothing else
-    if drawn[0] != drawn[2] and drawn[0] == drawn[1] and drawn[2] == drawn[3] and not counts:
+    first, same, again, alike = drawn  # after another row it is not the first again, as where readings are counted
+    if first != again and first == same and again == alike and after[2] != first:
         message = "one row of the data, read twice, is drawn anew, and two workers draw the same two: each has a copy"
         message += " of one generator in one state"
         remedy = "draw from the generators of torch, numpy or random, which a DataLoader seeds for each worker, or seed"

@@ -1,7 +1,6 @@
 """The loss: of which targets, over which positions, weighted how, and whether it is what it seems to be."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from isograd.lint.step.losses import CLASSES, NUMBERS, LossCall
 from isograd.lint.step.rules import padding
 from isograd.lint.step.seen import Results, Seen, finding
+from isograd.trace.record import undisturbed
 
 SHIFTED = {
     0: "the token that the prediction has read last",
@@ -194,12 +194,13 @@ def _constants(seen: Seen) -> Results:
         return
     try:
         plain, moved, same = seen.nudged(seen.batches[0], nudge=1.0)
-        with seen.other_weights():
+        with undisturbed(seen.setup.model):
+            torch._foreach_mul_([p.data for p in seen.setup.model.parameters() if p.requires_grad], 1.1)
             other = seen.formed(seen.batches[0], counted=True)
     except Exception:  # it may be a count, or what a branch hangs on
         return
     pairs = zip(plain.constants, other.constants, strict=False)
-    lost = [a[0] for a, b in pairs if not _refers(a[2], plain.losses, moved=not torch.equal(*map(_flat, (a[1], b[1]))))]
+    lost = [a[0] for a, b in pairs if not _refers(a, b, plain.losses)]
     if lost and abs(moved) > 1e-5 and same:
         message = f"the loss has a part without a gradient, {lost[0]}: adding 1 there moves the loss by"
         message += f" {moved:.2g} and no gradient, so that part trains nothing"
@@ -207,23 +208,17 @@ def _constants(seen: Seen) -> Results:
         yield finding("gradient-cut", "warning", message, remedy, moved)
 
 
-def _flat(value: Any) -> Tensor:
-    return torch.as_tensor(value).detach().flatten()
-
-
-def _refers(call: LossCall | None, losses: list[LossCall], *, moved: bool) -> bool:
-    """Whether a loss without a gradient has another one beside it, with a gradient: of the same targets, where it is of
-    a model that is not trained, or of the same two sides in turn.
+def _refers(now: Any, later: Any, losses: list[LossCall]) -> bool:
+    """Whether a loss without a gradient has another one beside it, with a gradient: of the same targets, where it stays
+    when the trained weights move; or of the same two sides in turn.
     """
+    call, still = now[2], torch.equal(torch.as_tensor(now[1]), torch.as_tensor(later[1]))
     beside = [c for c in losses if call is not None and c.made_by and c.name == call.name]
     return call is not None and any(
-        (_same(c.target, call.target) and not moved) or (_same(c.given, call.target) and _same(c.target, call.given))
+        (still and torch.equal(c.target, call.target))
+        or (torch.equal(c.given, call.target) and torch.equal(c.target, call.given))
         for c in beside
     )
-
-
-def _same(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and torch.equal(x, y)
 
 
 def _wrong(call: LossCall) -> tuple[str, str, str] | None:
@@ -247,11 +242,8 @@ def _wrong(call: LossCall) -> tuple[str, str, str] | None:
 
 def _normalized(seen: Seen, call: LossCall) -> bool:
     """Whether scores that `nll_loss` picks from are made probabilities beside it: all classes together move nothing."""
-    try:
-        levels = [c.level for c in seen.formed(seen.batches[0], counted=True).losses if c.name == call.name]
-    except Exception:
-        return False
-    return call.name == "nll_loss" and bool(levels) and max(levels) < 1e-3
+    calls = seen.formed(seen.batches[0], counted=True).losses if call.name == "nll_loss" and seen.counted else []
+    return max((c.level for c in calls if c.name == call.name), default=1.0) < 1e-3
 
 
 def _probabilities(call: LossCall) -> bool:
@@ -276,9 +268,9 @@ def _weights(seen: Seen) -> Results:
             parts.setdefault((call.update, call.part), []).append(call)
     scored = [int(max(calls, key=lambda c: c.given.numel()).rows[2].sum()) for calls in parts.values()]
     ones = [values for values in seen.record.weights() if len(values) > 1] or _measured(seen)
-    by = 1 / max(1, len(seen.parts))  # what a loop may multiply all gradients by before the step
-    after = by if seen.steps and all(abs(s.factor / by - 1) < EXACT for s in seen.steps) else 1.0
-    for weights in ([after * weight for weight in one] for one in ones[:1]):
+    count = max(1, len(seen.parts))  # a loop may divide the sum of gradients by it, before the step
+    by = count if seen.steps and all(abs(s.factor * count - 1) < EXACT for s in seen.steps) else 1
+    for weights in ([weight / by for weight in one] for one in ones[:1]):
         total = sum(weights)
         if abs(total - len(weights)) < EXACT * len(weights):
             yield finding(

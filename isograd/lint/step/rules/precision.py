@@ -1,5 +1,7 @@
 """The precision: which updates are rounded away, where autocast is, and how a scaler is used."""
 
+from contextlib import suppress
+
 import torch
 
 from isograd.lint.step.losses import CLASSES, HALF
@@ -39,14 +41,6 @@ def _weights(seen: Seen) -> Results:
         )
     else:
         yield f"weights in {names}" + (f"; {lost / total:.0%} of their updates are rounded away" if total else "")
-
-
-def _matters(seen: Seen, step: float) -> bool:
-    """Whether the gradient is another where differences are off by so much: not where they are only added up."""
-    try:
-        return not seen.nudged(seen.batches[0], apart=step)[2]
-    except Exception:
-        return True
 
 
 def _scaler(seen: Seen) -> Results:
@@ -136,8 +130,11 @@ def _autocast(seen: Seen) -> Results:
         yield finding(
             "loss-in-half", "info", f"the loss is computed in {calls[0].given.dtype}", "give it logits.float()", 1.0
         )
-    if seen.record.coarse and seen.record.coarse[0] >= COARSE and _matters(seen, seen.record.coarse[0]):
-        step, size, dtype = seen.record.coarse
+    step, size, dtype = seen.record.coarse or (0.0, 0.0, None)
+    added = False
+    with suppress(Exception):  # what is only added up passes the same gradient
+        added = step >= COARSE and seen.nudged(seen.batches[0], apart=step)[2]
+    if step >= COARSE and not added:
         message = (
             f"log-probabilities of about -{size:.0f} nats are subtracted in {dtype}, where numbers of that size are"
         )

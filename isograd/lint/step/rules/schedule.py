@@ -92,6 +92,7 @@ def _one(seen: Seen, scheduler: Any) -> Results:
 def _course(made: Course, name: str, steps: int, scheduler: Any) -> Results:
     rates, peak = made.rates[:steps], made.peak
     last = next((i for i in range(len(rates) - 1, -1, -1) if rates[i] > GONE * peak), 0)
+    lands = 2 * (rates[-1] - min(rates)) < rates[-2] - rates[-1]  # cycles that end at the lowest rate are meant
     rising = all(b >= a for a, b in itertools.pairwise(rates)) and rates[-1] > 1.05 * rates[0]
     if rising and rates[-1] > rates[int(0.9 * len(rates)) - 1] * 1.001:
         yield finding(
@@ -109,7 +110,7 @@ def _course(made: Course, name: str, steps: int, scheduler: Any) -> Results:
             f"build it for {steps:,} steps",
             (last + 1) / steps,
         )
-    elif (length := _length(scheduler)) and length < steps and (turns := _turns(rates, peak)) and not _lands(rates):
+    elif (length := _length(scheduler)) and length < steps and (turns := _turns(rates, peak)) and not lands:
         message = f"{name} is built for {length:,} steps and stepped {steps:,} times: the rate falls and rises again"
         message += f" {many(turns, 'time')}, and ends at {rates[-1] / peak:.0%} of its peak"
         remedy = f"build it for {steps:,} steps; if it is stepped once per epoch, show that by step=; for cycles take"
@@ -145,15 +146,6 @@ def _turns(rates: list[float], peak: float) -> int:
     """
     high = [rate > peak / 2 for rate in rates if rate < peak / 10 or rate > peak / 2]
     return sum(b > a for a, b in itertools.pairwise(high[high.index(True) :]))
-
-
-def _lands(rates: list[float]) -> bool:
-    """Whether a rate that comes back is at its lowest when the run ends, as where cycles are meant.
-
-    >>> [_lands([(1 + math.cos(math.pi * t / length)) / 2 for t in range(60)]) for length in (20, 12, 6, 25)]
-    [True, True, False, False]
-    """
-    return 2 * (rates[-1] - min(rates)) < rates[-2] - rates[-1]
 
 
 def _length(scheduler: Any) -> int | None:
