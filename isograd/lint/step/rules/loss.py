@@ -1,6 +1,7 @@
 """The loss: of which targets, over which positions, weighted how, and whether it is what it seems to be."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
