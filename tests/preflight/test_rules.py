@@ -617,9 +617,6 @@ def with_part(model: nn.Module, batch: Any, kind: str) -> Tensor:
     if kind == "k1":
         each, other = (-functional.cross_entropy(x, batch[1], reduction="none") for x in (scores, log_teacher))
         return whole + 0.1 * (each - other).mean()
-    if kind == "frozen code":
-        code = batch[0][:, :4]
-        return functional.mse_loss(code, scores.detach()) + 0.25 * functional.mse_loss(scores, code) + whole
     if kind == "branch":
         return whole if whole.item() < 100 else whole * 0.1
     return whole + functional.kl_div(scores.log_softmax(-1), teacher, reduction="batchmean")
@@ -642,7 +639,6 @@ def test_a_part_without_a_gradient(kind: str) -> None:
         "reference",
         "teacher's entropy",
         "k1",
-        "frozen code",
     ],
 )
 def test_parts_with_a_gradient(kind: str) -> None:

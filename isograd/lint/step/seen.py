@@ -115,16 +115,14 @@ class Seen:
         named = {f"entry {name}" if name.isdigit() else name: leaf for name, leaf in named.items()}
         return {name: leaf for name, leaf in named.items() if isinstance(leaf, Tensor) and leaf.layout == torch.strided}
 
-    def formed(
-        self, batch: Any, *, counted: bool = False, seed: int = SEED, nudge: float = 0.0, apart: float = 0.0
-    ) -> LossMode:
+    def formed(self, batch: Any, *, counted: bool = False, seed: int = SEED, **nudges: Any) -> LossMode:
         """The losses of a batch, formed with the same random numbers each time; nothing learns from it.
 
         Args:
             counted: also measure which predictions move the whole loss.
         """
         mode = LossMode(self.setup.model, without_gradients=True, live=counted)
-        mode.nudge, mode.apart = nudge, apart
+        vars(mode).update(nudges)  # `nudge` and `apart`
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(counted):
             torch.manual_seed(seed)
             with mode, self._reads(mode):
@@ -153,9 +151,9 @@ class Seen:
                 module.training = training
         return float(loss.detach()), [x.detach() for x in made], [s.detach() for s in slopes if s is not None]
 
-    def nudged(self, batch: Any, nudge: float = 0.0, apart: float = 0.0) -> tuple[LossMode, float, bool]:
+    def nudged(self, batch: Any, **nudges: Any) -> tuple[LossMode, float, bool]:
         """The losses of a batch, how far nudges move the whole loss, and whether its gradient stays."""
-        plain, other = self.formed(batch, counted=True), self.formed(batch, counted=True, nudge=nudge, apart=apart)
+        plain, other = self.formed(batch, counted=True), self.formed(batch, counted=True, **nudges)
         before, after = (self.gradient(mode.whole) for mode in (plain, other))
         same = before.keys() == after.keys() and all(torch.allclose(after[k], before[k], 1e-4) for k in before)
         return plain, float(other.whole.detach() - plain.whole.detach()), same

@@ -210,16 +210,10 @@ def _constants(seen: Seen) -> Results:
 
 
 def _refers(now: Any, later: Any, losses: list[LossCall]) -> bool:
-    """Whether a loss without a gradient has another one beside it, with a gradient: of the same targets, where it stays
-    when the trained weights move; or of the same two sides in turn.
-    """
+    """Whether a loss that stays when the trained weights move has one of the same targets and a gradient beside it."""
     call, still = now[2], torch.equal(torch.as_tensor(now[1]), torch.as_tensor(later[1]))
-    beside = [c for c in losses if call is not None and c.made_by and c.name == call.name]
-    return call is not None and any(
-        (still and torch.equal(c.target, call.target))
-        or (torch.equal(c.given, call.target) and torch.equal(c.target, call.given))
-        for c in beside
-    )
+    beside = [c for c in losses if still and call is not None and c.made_by and c.name == call.name]
+    return any(torch.equal(c.target, call.target) for c in beside)
 
 
 def _wrong(call: LossCall) -> tuple[str, str, str] | None:
