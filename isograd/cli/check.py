@@ -90,8 +90,8 @@ def check(
         from isograd.lint.check import known_codes
 
         must_be_known(known_codes, ignore or (), intent or ())
-        told: dict[str, Any] = {"lr": lr, "warmup": warmup, "intent": tuple(intent or ()), "prove": tried}
-        findings = _findings(model, batch, optimizer, loss, told | {"ignore": ignore or []})
+        options: dict[str, Any] = {"lr": lr, "warmup": warmup, "intent": tuple(intent or ()), "prove": tried}
+        findings = _findings(model, batch, optimizer, loss, options | {"ignore": ignore or []})
     return written(findings, optimizer or model, "diff" if diff else format, sarif)
 
 
@@ -209,7 +209,7 @@ def _places(findings: "Findings", made_by: str) -> "dict[Finding, SourcePlace]":
 
 
 def _findings(
-    model: str, batch: str | None, optimizer: str | None, loss: str | None, told: dict[str, Any]
+    model: str, batch: str | None, optimizer: str | None, loss: str | None, options: dict[str, Any]
 ) -> "Findings":
     from isograd.lint import check
     from isograd.trace.inputs import as_inputs
@@ -224,7 +224,7 @@ def _findings(
         announce(f"recording one forward and backward pass of {type(network).__name__} ...")
         inputs = as_inputs(load_callable(batch)()) if batch else None
         trial = load_function(loss) if loss else None
-        findings = check(network, inputs, optimizer=holding, loss=trial, name=model, **told)
+        findings = check(network, inputs, optimizer=holding, loss=trial, name=model, **options)
         return replace(findings, missed=(*filter(None, [left_out]), *findings.missed))
 
 

@@ -1,6 +1,6 @@
 """Where rows of a batch are filled up to one length, and the same rows with less of it: nothing real may change.
 
-fewer = fewer_of(paddings(batch, told), 1)
+fewer = fewer_of(paddings(batch, is_padding), 1)
 fewer.gap(model(fewer.wide(x)), model(fewer.cut(x)))
 """
 
@@ -90,17 +90,17 @@ def fewer_of(pads: dict[int, Padding], count: int, left: int = 0) -> Fewer | Non
     return Fewer(pads, rows, widths) if len(rows) == count and any(w < t for t, w in widths.items()) else None
 
 
-def paddings(leaves: dict[str, Tensor], told: Callable[[int], bool] = lambda _: True) -> dict[int, Padding]:
+def paddings(leaves: dict[str, Tensor], is_padding: Callable[[int], bool] = lambda _: True) -> dict[int, Padding]:
     """Length -> where rows of that length are filled up, as masks, lengths, or an id at their ends say; empty where
     nothing does, or where something beside it does not end there.
 
     Args:
-        told: whether more than the ends of rows is to say that an id is padding, and does.
+        is_padding: whether more than the ends of rows is to say that an id is padding, and does.
     """
     found: dict[int, Padding] = {}
     for x in leaves.values():
         places = [way for way in _real_places(x, leaves) if _fills(x, leaves, way[0])]
-        if not places and (filler := filler_of(x, [*leaves.values()])) is not None and told(filler):
+        if not places and (filler := filler_of(x, [*leaves.values()])) is not None and is_padding(filler):
             tail = (x == filler).flip(1).cumprod(1).flip(1).bool()
             if not _ends_apart(x, filler):  # the first one may be the end of the text
                 tail = tail & torch.cat([tail[:, :1], x[:, :-1] == filler], 1)

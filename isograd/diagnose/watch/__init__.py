@@ -19,6 +19,7 @@ import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,10 +239,11 @@ class Watch:
         assert self._gradients is not None and self._steps is not None
         self._gradients.take(loss)
         self._try("steps of weights", self._steps.take)
-        self._waiting.append((self._step, batch, self.trained_by.rate))
+        rate = self.trained_by.rate
+        self._waiting.append((self._step, batch, rate))
         if self._rounded is not None:
-            self._report(self._try("rounding", self._rounded.look, self._step, self.trained_by.rate) or [])
-        self._rates.extend([] if self.trained_by.rate is None else [self.trained_by.rate])
+            self._report(self._try("rounding", self._rounded.look, self._step, rate) or [])
+        self._rates.extend([] if rate is None else [rate])
         self._report(self._try("the mode", self._mode.look, self._step) or [])
         if self.ranks is not None:
             self._report(self._try("processes", self.ranks.look, self._step) or [])
@@ -283,7 +285,7 @@ class Watch:
                 writer.write(self.row, self.layers)
             self._try("targets", self._count, batch)
             norms = self._by_layer.joined(reading.layers)
-            new = self._collapse.follow(step, reading.loss, norms, probe=is_probe(self._model))
+            new = self._collapse.follow(step, reading.loss, norms, partial(is_probe, self._model))
             undone = self._first.follow(reading.loss)
             self._begun += [reading.loss] if len(self._begun) < FIRST else []
             new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)

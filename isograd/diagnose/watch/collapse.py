@@ -18,7 +18,7 @@ on: docs/watch.md.
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -68,20 +68,21 @@ class CollapseWatch:
         self._stay = Stay()
         self._held = 0
 
-    def follow(self, step: int, loss: float, norms: Sequence[float | None], *, probe: bool = False) -> list[Row]:
+    def follow(
+        self, step: int, loss: float, norms: Sequence[float | None], probe: Callable[[], bool] = lambda: False
+    ) -> list[Row]:
         """What comes next: a step's loss, and the gradient norm of each layer; the warnings that are new.
 
         Args:
-            probe: little more than a head trains: a loss that does not fall is no collapse.
+            probe: whether little more than a head trains; asked where the loss stays, which then is no collapse.
         """
         reported = {row["signal"] for row in self.warnings}
         found = []
         self._keep(norms)
         level = self.baseline
-        stayed = (
-            level is not None and self._stay.follow(step, loss / level.unit, level.value / level.unit) and not probe
-        )
-        self._stay.since = None if probe else self._stay.since
+        stayed = level is not None and self._stay.follow(step, loss / level.unit, level.value / level.unit)
+        if self._stay.since is not None and probe():
+            self._stay.since, stayed = None, False
         fallen = [one for indices in self._stacks if (one := self._fallen(step, indices)) is not None]
         self.apart = max((one.apart for one in fallen), default=None)
         if "gradients" not in reported:

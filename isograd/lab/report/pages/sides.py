@@ -161,12 +161,12 @@ def _side(folder: Path, name: str, model: Row) -> Side:
     )
 
 
-def _settings(run: Row, resolved: Row, config: Row, state: Row, told: Row, model: Row) -> Iterator[tuple[str, Any]]:
+def _settings(run: Row, resolved: Row, config: Row, state: Row, setup: Row, model: Row) -> Iterator[tuple[str, Any]]:
     others = {other: name for name, every in _CALLED.items() for other in every}
     stated = {key: state[key] for key in ("train_batch_size", "max_steps", "num_train_epochs") if state.get(key)}
     found: dict[str, Any] = {"parameters": resolved.get("parameters")}
     found |= {"model class": next(iter(config.get("architectures") or ()), None)}
-    for content, prefix in ((config, "config."), (stated, ""), (told, ""), (run, "")):  # a run's is the last word
+    for content, prefix in ((config, "config."), (stated, ""), (setup, ""), (run, "")):  # a run's is the last word
         for key, value in flat(content):
             if key.partition(".")[0] not in _NO_SETTINGS:
                 found[others.get(key) or others.get(f"{prefix}{key}", f"{prefix}{key}")] = value
