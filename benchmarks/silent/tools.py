@@ -145,7 +145,10 @@ def gradcheck(case: Case, faulty: bool) -> list[str]:
     model, floats = module.build(faulty).double().eval(), lambda t: t.double() if t.is_floating_point() else t
     batch = pytree.tree_map_only(torch.Tensor, floats, module.batch())
     wanted = [p for p in model.parameters() if p.requires_grad]
-    loss = lambda *_: loops.loss_of(module, loops.called(model, batch), batch)  # noqa: E731
+
+    def loss(*_: Any) -> torch.Tensor:
+        return loops.loss_of(module, loops.called(model, batch), batch)
+
     code = sys.modules[torch.autograd.gradcheck.__module__]
     with _InDouble(), mock.patch.object(code, "_run_slow_mode_and_get_error", lambda *_: ""):
         if loss().dtype != torch.float64:
@@ -258,14 +261,16 @@ def torchtest2(case: Case, faulty: bool) -> list[str]:
     module = case.module()
     given = loops.one_step(module, faulty)
     batch, options = given["batch"], {"loss_fn": getattr(module, "loss", None), "targets": given["batch"]}
-    inputs, whole = batch, lambda inputs: inputs
+    inputs, targets, pair = batch, {}, isinstance(batch, (tuple, list)) and len(batch) == 2
     if hasattr(module, "setup"):
-        if isinstance(batch, (tuple, list)) and len(batch) == 2:
-            inputs, whole = batch[0], lambda inputs: type(batch)((inputs, batch[1]))
+        if pair:
+            inputs = batch[0]
         elif isinstance(batch, dict):
             targets = {key: value for key, value in batch.items() if "label" in key or "target" in key}
             inputs = {key: value for key, value in batch.items() if key not in targets}
-            whole = lambda inputs: {**inputs, **targets}  # noqa: E731
+
+        def whole(inputs: Any) -> Any:
+            return type(batch)((inputs, batch[1])) if pair else {**inputs, **targets} if targets else inputs
 
         def forward(model: torch.nn.Module, inputs: Any, *_: Any) -> dict[str, Any]:
             outputs: list[Any] = []

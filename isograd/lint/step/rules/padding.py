@@ -94,11 +94,11 @@ def _ends(seen: Seen) -> Results:
             _, target, counts = call.rows
             counted += int(((target == end) & counts).sum())
     for batch in seen.batches[: seen.updates * seen.setup.accumulate]:  # those of the losses: ends may be rare
-        for leaves in [seen.leaves(batch)]:
-            ids, mask = leaves.get(read.name), leaves.get("attention_mask")
-            if ids is not None:
-                here = (ids == end) & (mask.bool() if mask is not None and mask.shape == ids.shape else True)
-                times += int((here[:, 1:] & (ids[:, :-1] != end)).sum())
+        leaves = seen.leaves(batch)
+        ids, mask = leaves.get(read.name), leaves.get("attention_mask")
+        if ids is not None:
+            here = (ids == end) & (mask.bool() if mask is not None and mask.shape == ids.shape else True)
+            times += int((here[:, 1:] & (ids[:, :-1] != end)).sum())
     if times >= OFTEN and not counted:
         yield finding(
             "end-never-target",
