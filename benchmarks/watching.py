@@ -50,7 +50,8 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape(width=64, vocabulary=97, time=32, batch=16),  # that of `isograd compare`
-    "small": Shape(width=256, vocabulary=8192, time=64, batch=4),
+    "small": Shape(width=256, vocabulary=8192, time=64, batch=4),  # so few tokens that parameters count most
+    "medium": Shape(width=512, heads=8, vocabulary=8192, time=128, batch=8),
 }
 
 
