@@ -61,10 +61,18 @@ def looked(path: Path, answer: Any, old: bool) -> None:
             f"{severity}s": " ".join(dict.fromkeys(f.code for f in found if f.severity == severity))
             for severity in ("error", "warning", "info")
         }
-        row["said"] = " | ".join(f"{f.severity} {f.code} {f.address}: {f.message}{_proof(f)}" for f in found)
+        row["said"] = " | ".join(
+            f"{f.severity} {f.code} {f.address}: {f.message}; {f.remedy}{_line(f)}{_proof(f)}" for f in found
+        )
     except Exception as problem:
         row = {"crash": f"{type(problem).__name__}: {problem}"[:200]}
     answer.put(row | {"seconds": f"{time.process_time() - begun:.1f}"})
+
+
+def _line(finding: Any) -> str:
+    """What a reader is shown of the code."""
+    source = getattr(finding, "source", None)
+    return f" [line {source.own().line}: {source.own().text.strip()}]" if source else ""
 
 
 def _proof(finding: Any) -> str:

@@ -10,7 +10,8 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,7 +132,9 @@ def says_time_first(model: torch.nn.Module) -> bool | None:
         except (KeyError, OSError, TypeError):
             continue
         said = [line.partition("#")[2] or line for line in text.splitlines() if "#" in line or "=" not in line]
-        votes |= {False for line in said for found in SAID.finditer(line) if BATCH_NAMES.match(found["first"])}
+        axes = [(found["first"], found["second"]) for line in said for found in SAID.finditer(line)]
+        votes |= {False for first, _ in axes if BATCH_NAMES.match(first)}
+        votes |= {True for first, second in axes if TIME_NAMES.match(first) and BATCH_NAMES.match(second)}
         for found in FIRST.finditer(text):
             first, second = found["first"], found["second"]
             if BATCH_NAMES.match(first) and TIME_NAMES.match(second):
@@ -152,6 +155,24 @@ def says_shared(checked: "CheckedModel") -> bool:
     names = [name for kind in own for name in (kind.__name__, kind.__doc__ or "")]
     names += [name for m in checked.model.modules() for name in vars(m) if not name.startswith("_")]
     return any(SHARED.search(name) for name in names)
+
+
+TIED = re.compile(r"(^|_)tied?(_|$)|tying|share_\w*(out|head|softmax)", re.I)
+SHARES = re.compile(r"(^|_)shared?_(\w+_)?emb", re.I)  # of two tables with each other, where there are two
+
+
+def says_tied(checked: "CheckedModel") -> str | None:
+    """The setting that says that the head is tied to the table of tokens, as its author calls it."""
+    if getattr(checked.config, "tie_word_embeddings", False) is True:
+        return "tie_word_embeddings"
+    if checked.config is not None:
+        return None
+    settings = [dict(vars(m)) for m in checked.model.modules()]
+    parts = [part for own in settings for name, part in own.items() if not name.startswith("_")]
+    settings += [vars(part) for part in parts if is_dataclass(part) or isinstance(part, SimpleNamespace)]
+    names = [name for own in settings for name, said in own.items() if said is True and "untie" not in name]
+    one = sum(checked.tables.values()) == 1
+    return next((name for name in names if TIED.search(name) or (one and SHARES.search(name))), None)
 
 
 def _signs(checked: "CheckedModel") -> Iterator[str]:

@@ -65,8 +65,10 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
     most = max(gaps, key=lambda n: gaps[n])
     gap = 0.0 if pairs and len(beside) > 1 else gaps[most]
     if by_place > PLACED:
+        mixes = _first_mixing(checked, _given(checked, named | first), count, alike=True)
         yield Finding(
-            address=next(iter(first)),
+            address=mixes.module if mixes else next(iter(first)),
+            at=mixes.makes[0] if mixes else None,
             measured=by_place,
             message=f"{count} equal sequences in one batch give outputs that differ by {by_place:.2g} of the largest:"
             " something is added by the place in the batch, as positions indexed by x.size(0) of (batch, time) are",
@@ -81,13 +83,43 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
         if (found := _across(checked, 0, count)) is not None:
             norm, cause = found
             remedy = "normalize each sequence by itself, as F.layer_norm(x, x.shape[1:]) or x.mean(-1, keepdim=True) do"
+        other = _given(checked, named | {most: _first_changed(checked, named[most], most == place)})
+        mixes = _first_mixing(checked, other, count) if norm is None else norm
+        if mixes is not None and norm is None:
+            cause = f": {bare(mixes)} mixes them, of {tuple(checked.trace[mixes.reads[0]].shape)}"
         yield Finding(
-            address=_first_across(checked, count) or most if norm is None else norm.module,
+            address=_first_across(checked, count) or most if mixes is None else mixes.module,
             measured=gap,
             message=f"outputs of one sequence change by {gap:.2g} of the largest with another one of the batch{cause}",
             remedy=remedy,
-            at=None if norm is None else norm.makes[0],
+            at=None if mixes is None else mixes.makes[0],
         )
+
+
+def _first_mixing(checked: CheckedModel, inputs: Any, count: int, alike: bool = False) -> Operation | None:
+    """The first operation that gives other sequences something else where the first one alone is another, and reads the
+    same of them; of `alike` inputs, all whose sequences are equal, the first that gives unequal ones.
+    """
+    trace = checked.trace
+    if trace.itself:
+        return None
+    changed = record(checked.model, inputs)
+
+    def moved(value: int) -> bool:
+        a, b = trace[value], changed[value]
+        if a.shape != b.shape or not a.ndim or len(a) % count or not a.is_floating_point():
+            return False
+        rest = len(a) // count  # positions may be joined to the sequences
+        gap = (b[rest:] - b[:-rest] if alike else a - b)[0 if alike else rest :].abs()
+        return bool((gap > CHANGED * a.abs().max()).any())
+
+    for a, b in zip(trace.operations, changed.operations, strict=False):
+        if a.name != b.name or a.makes != b.makes or a.reads != b.reads:
+            return None
+        of = [v for v in a.reads if v in checked.dataflow.live] if alike else a.reads
+        if a.makes and of and moved(a.makes[0]) and not any(moved(v) for v in of):
+            return a
+    return None
 
 
 def _across(checked: CheckedModel, axis: int, size: int) -> tuple[Operation, str] | None:
@@ -208,9 +240,11 @@ def future(checked: CheckedModel) -> Iterator[Finding]:
     masked = causal and all(s.view in ("left", "itself") for s in causal) and checked.logits is not None
     if not partly and not (read and (masked or declares_causal(checked))):
         writes = checked.logits is not None and checked.trace[checked.logits].shape[-1] in checked.vocabularies
-        if 2 * read > possible and writes and checked.config is None and not declares_both(checked):
+        if not 2 * read > possible or not writes or checked.config is not None or declares_both(checked):
+            return
+        if not _is_lopsided(checked):
             yield _both_ways(place, read / possible)
-        return
+            return
     reader, source = (int(i) for i in ahead.nonzero()[0])
     where = _first_ahead(checked)
     norm = _across(checked, 1, length) if where else None
@@ -252,6 +286,16 @@ def _first_ahead(checked: CheckedModel) -> str | None:
             if moved is not None and moved[:-1].any():
                 return sublayer.address
     return None
+
+
+def _is_lopsided(checked: CheckedModel) -> bool:
+    """Whether a sublayer reads all of the past and little of the future, as a recurrence after a wide convolution."""
+    for stack in checked.anatomy.stacks:
+        for one in stack.sublayers if stack.time is not None else ():
+            first, last = (checked.dataflow.moved_at(one.read, one.total, stack.time or 0, at) for at in (0, -1))
+            if first is not None and last is not None and first.all() and 0 < int(last[:-1].sum()) <= len(last) / 3:
+                return True
+    return False
 
 
 def _last_only(checked: CheckedModel) -> Iterator[Finding]:
@@ -339,7 +383,10 @@ def _with_less(checked: CheckedModel, named: dict[str, Any]) -> tuple[bool, Find
         return False, None  # of another length, or drawn
     if gap <= MOVED:
         return True, None
-    why, remedy, module = reason(record(checked.few, wide), record(checked.few, cut), fewer)
+    why, remedy, where = reason(record(checked.few, wide), record(checked.few, cut), fewer)
+    here = where and next(
+        (o for o in checked.trace.operations if o.makes == where.makes and o.name == where.name), None
+    )
     full = checked.routed and why in (POSITIONS, UNKNOWN[0])  # experts that are full leave tokens out
     if full or (
         why == POSITIONS and not any("mask" in n for n in leaves)
@@ -348,7 +395,8 @@ def _with_less(checked: CheckedModel, named: dict[str, Any]) -> tuple[bool, Find
     return True, Finding(
         code="padding-leaks",
         severity="warning" if why == POSITIONS else "error",
-        address=module,
+        address=where.module if where else "",
+        at=here.makes[0] if here else None,
         measured=gap,
         message=f"padding a row by {fewer.taken} moves its output at real positions by {gap:.2g} of the largest: {why}",
         remedy=remedy,

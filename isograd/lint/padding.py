@@ -211,9 +211,9 @@ ADDED = (
 UNKNOWN = "padded positions are mixed into real ones", "leave them out wherever positions are mixed or counted"
 
 
-def reason(a: Trace, b: Trace, fewer: Fewer) -> tuple[str, str, str]:
+def reason(a: Trace, b: Trace, fewer: Fewer) -> tuple[str, str, Operation | None]:
     """Of a pass with padding and one with less: the first operation that gives something else at real positions though
-    it reads the same there, as (what it does, what to do instead, the module in which it runs).
+    it reads the same there, as (what it does, what to do instead, the operation).
     """
     live, counts = b.below(b.inputs.values()), b.above(b.outputs.values())
     for x, y in zip(a.operations, b.operations, strict=False):
@@ -226,8 +226,8 @@ def reason(a: Trace, b: Trace, fewer: Fewer) -> tuple[str, str, str]:
         moved = [w for v, w in read if fewer.moves(a[v], b[w])]
         if live.isdisjoint(y.reads) or not live.isdisjoint(moved) or (moved and bare(y) in ("mul", "div")):
             continue
-        return (*_words(a, x, bool(moved), fewer), y.module)
-    return *UNKNOWN, ""
+        return (*_words(a, x, bool(moved), fewer), x)
+    return *UNKNOWN, None
 
 
 def _words(trace: Trace, operation: Operation, placed: bool, fewer: Fewer) -> tuple[str, str]:

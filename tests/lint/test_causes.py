@@ -1,6 +1,7 @@
 """Causes that are named where only their consequences were: stale caches, norms, positions, memory, routers."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.lint.faults.plain import (
     Decoder,
     PreLayer,
     join,
+    pre,
     split,
     started,
 )
@@ -477,3 +479,89 @@ def test_a_norm_over_positions_is_the_cause_of_what_it_lets_through() -> None:
     (leak,) = [f for f in isograd.check(model, ids, loss=next_tokens, prove=True) if f.code == "future-leaks"]
     assert "mean takes its statistics of (3, 12, " in leak.message and "over axis 1, the positions" in leak.message
     assert leak.address == "layers.0.attn_norm"
+
+
+# ------------------------------------------------------------------------------ what a table, a setting or an axis says
+
+
+class Scanned(nn.Module):
+    """A recurrence after a convolution over (batch, time) ids, or over (time, batch); which outputs are kept."""
+
+    def __init__(self, ahead: int = 0, depth: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.head = nn.Embedding(60, 16), nn.Linear(16, 60, bias=False)
+        self.mix = nn.ModuleList(nn.Conv1d(16, 16, 4, padding=3, groups=16) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(depth))
+        self.out = nn.ModuleList(nn.Linear(16, 16) for _ in range(depth))
+        self.ahead = ahead
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x, time = self.tokens(input_ids), input_ids.shape[1]
+        for mix, norm, out in zip(self.mix, self.norms, self.out, strict=True):
+            h = mix(norm(x).transpose(1, 2))[:, :, self.ahead : self.ahead + time].transpose(1, 2)
+            state, made = torch.zeros_like(h[:, 0]), []
+            for t in range(time):
+                state = 0.9 * state + F.silu(h[:, t])
+                made.append(state)
+            x = x + out(torch.stack(made, 1))
+        return self.head(x)
+
+
+class BothScans(Scanned):
+    """Forward and backward, as in a bidirectional state space."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return super().forward(input_ids) + super().forward(input_ids.flip(1)).flip(1)
+
+
+def test_a_recurrence_that_reads_a_little_ahead_leaks() -> None:
+    """Each of four layers sees three tokens ahead: of a short text together nearly all that follow."""
+    (found,) = [f for f in isograd.check(Scanned(ahead=3)) if f.code in ("future-leaks", "bidirectional-logits")]
+    assert found.code == "future-leaks" and found.severity == "error"
+    assert not [f for f in isograd.check(Scanned()) if "leaks" in f.code or f.code == "bidirectional-logits"]
+    (found,) = [f for f in isograd.check(BothScans()) if f.code in ("future-leaks", "bidirectional-logits")]
+    assert found.code == "bidirectional-logits" and found.severity == "info"
+
+
+class Unsaid(Scanned):
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, made = self.tokens(tokens), []
+        state = torch.zeros_like(x[0])
+        for one in x:
+            state = 0.9 * state + F.silu(self.out[0](one))
+            made.append(state)
+        return self.head(torch.stack(made))
+
+
+def test_a_docstring_says_which_axis_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isograd.lint import intent
+
+    ids = torch.randint(60, (40, 4))
+    assert "batch-leaks" in isograd.check(Unsaid(), ids).codes
+    text = "class Unsaid:\n    def forward(self, tokens):\n        '''tokens (T, B)'''\n"
+    monkeypatch.setattr(intent.inspect, "getsource", lambda of: text)
+    assert "batch-leaks" not in isograd.check(Unsaid(), ids).codes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("tie_weights", True, True), ("share_embeddings", True, True), ("weight_tying", True, True),
+        ("tie_weights", False, False), ("untied_head", True, False), ("share_layers", True, False),
+    ],
+)  # fmt: skip
+def test_a_setting_that_ties_the_head(name: str, value: bool, named: bool) -> None:
+    model = Scanned()
+    model.settings = SimpleNamespace(**{name: value})  # type: ignore[assignment]
+    assert ("embedding-untied" in isograd.check(model).codes) is named
+    model.head.weight = model.tokens.weight
+    assert "embedding-untied" not in isograd.check(model).codes
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_table_of_positions_that_was_never_filled(frozen: bool) -> None:
+    """A frozen one at zero stays there; a trained one leaves it."""
+    model = pre()
+    model.positions.weight = nn.Parameter(torch.zeros_like(model.positions.weight), requires_grad=not frozen)
+    assert ("positions-missing" in isograd.check(model).codes) is frozen

@@ -34,6 +34,15 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     """A model of tokens for which the order of the earlier ones does not count, though a part of it is about order."""
     stacks = {stack.name for stack in checked.token_stacks} if checked.takes_ids else None
     attentions = [a for a in checked.attentions if a.sublayer.kind == "attn"]
+    if attentions and (empty := _empty(checked)) is not None:
+        yield Finding(
+            address=empty,
+            measured=float(len(attentions)),
+            message=f"{empty} is all zeros and is not trained: every position gets the same; it was never filled,"
+            " or was built on the meta device",
+            remedy="fill it, again after to_empty() and load_state_dict, or store it: register_buffer(persistent=True)",
+        )
+        return
     attentions = [a for a in attentions if stacks is None or a.sublayer.stack in stacks]
     views = [seen.view for a in attentions if (seen := seen_by(a)) is not None]
     mixing = [s for s in checked.token_stacks for t in s.sublayers if t.kind == "mix"]  # recurrences tell the order
@@ -54,9 +63,7 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
         measured=float(len(attentions)),
         message="the order of the tokens does not count: no attention changes when earlier tokens change places, and"
         " equal tokens have equal vectors" + (f"; {unused[1]}" if unused else ""),
-        remedy="fill it again after to_empty() and load_state_dict, or store it: register_buffer(persistent=True)"
-        if unused and "zeros" in unused[1]
-        else "x = tokens(ids) + positions(torch.arange(T)), or rotate queries and keys by their position",
+        remedy="x = tokens(ids) + positions(torch.arange(T)), or rotate queries and keys by their position",
         at=checked.token_stacks[0].first if checked.token_stacks else None,
     )
 
@@ -88,6 +95,19 @@ def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
     return bool(gap <= BLIND * (result - x)[:, -1].abs().max())
 
 
+def _empty(checked: CheckedModel) -> str | None:
+    """A table of positions, that is added or multiplied and not trained, all of whose entries are 0."""
+    read = {x for of in (checked.trace.names, checked.trace.buffers) for v, x in of.items() if v in checked.reaching}
+    time = max((checked.trace[s.first].shape[-2] for s in checked.token_stacks), default=1)
+    frozen = ((n, p) for n, p in checked.model.named_parameters() if not p.requires_grad)
+    for name, table in (*checked.model.named_buffers(), *frozen):
+        rows = any(size >= max(2, time) for size in table.shape[:-1])  # one for each position
+        about = name in read and table.is_floating_point() and (SPEAKS.search(name) or rows)
+        if about and table.numel() > 1 and not anything(table):
+            return name
+    return None
+
+
 def _unused(checked: CheckedModel) -> tuple[str, str] | None:
     """A parameter or buffer about positions whose value reaches no output, or of which all positions get one row; and
     which of both, in words.
@@ -99,13 +119,6 @@ def _unused(checked: CheckedModel) -> tuple[str, str] | None:
     for name in named:
         if name in checked.parameters and name not in reached and not name.startswith(idle):
             return name, f"{name} is not applied"
-    read = {checked.trace.buffers[v] for v in checked.reaching if v in checked.trace.buffers}
-    time = max((checked.trace[s.first].shape[-2] for s in checked.token_stacks), default=1)
-    for name, table in checked.model.named_buffers():
-        rows = any(size >= time for size in table.shape[:-1])  # one for each position
-        about = name in read and table.is_floating_point() and (name in named or rows)
-        if about and table.numel() > 1 and not anything(table):
-            return name, f"{name} is all zeros, as a buffer that was built on the meta device and never filled"
     if (one := _looked_up_once(checked) or _one_row(checked, named)) is not None:
         return one, f"every position gets the same row of {one}"
     acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from isograd.lint.checked_model import CheckedModel, sample
 from isograd.lint.findings import Finding
+from isograd.lint.intent import says_tied
 from isograd.lint.proof.trial import Edit, drawn, scaled
 from isograd.lint.rules import Phase, rule
 from isograd.placement import Role
@@ -76,14 +77,15 @@ def untied(checked: CheckedModel) -> Iterator[Finding]:
     copied = any(torch.equal(own, table) for table in alike)
     rows = max((len(checked.parameters[n]) for n, by_ids in checked.tables.items() if by_ids), default=0)
     words = len(own) == rows  # two classes are as many as BERT's two segments, and are not tied to them
-    if copied or (alike and words and getattr(checked.config, "tie_word_embeddings", False) is True):
+    setting = says_tied(checked) if alike and words else None
+    if copied or setting:
         yield Finding(
             address=head,
             measured=min((own - table).abs().max().item() for table in alike),
             message="the head is initialized as a copy of the token table, but they are two tensors"
             if copied
-            else "the configuration ties the head to the token table, but they are two tensors",
-            remedy="call model.tie_weights() after replacing either, or set tie_word_embeddings=False",
+            else f"{setting} is set, which ties the head to the token table, but they are two tensors",
+            remedy="tie them when all weights are made: head.weight = tokens.weight (tie_weights() of transformers)",
         )
 
 
