@@ -31,7 +31,7 @@ from isograd.lint.running import forward, gradients, targets
 from isograd.lint.running import optimizer as optimizers
 from isograd.lint.source import source_of
 from isograd.trace.anatomy import Anatomy, find_anatomy
-from isograd.trace.inputs import Inputs, as_inputs, few_sequences, guess_inputs, run
+from isograd.trace.inputs import Inputs, as_inputs, evaluating, few_sequences, guess_inputs, run
 from isograd.trace.record import answer, is_large, unwrapped
 from isograd.trace.sublayers import TracedSublayer
 
@@ -100,16 +100,11 @@ def check(
     """
     ignored, model = known_codes(ignore), unwrapped(model)
     asked = Intents.given(intent)
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()  # a copy may run parts of the model itself, as a lambda does that was made over them
+    with evaluating(model):  # a copy may run parts of the model itself, as a lambda does that was made over them
         given = {"loss": loss, "optimizer": optimizer, "lr": lr, "warmup": warmup, "intents": asked}
         budget = None if prove else BUDGET * (prove is None)
         found = _looked(model, batch, ignored, budget, fix, name, **given)
         kept = _with_upstream(model, found.findings, lambda new: _looked(new, batch, ignored, intents=asked).findings)
-    finally:
-        for module, training in modes:
-            module.training = training
     return replace(found, findings=by_harm(kept, {code for one in in_order() for code in one.stops}))
 
 

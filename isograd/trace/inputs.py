@@ -6,6 +6,7 @@ has run on it. A generator of its own draws them, so that the same model gets th
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,17 @@ def few_sequences(model: nn.Module, inputs: Inputs, most: int | None = None) -> 
 
 def run(model: nn.Module, inputs: Inputs) -> Any:
     """One forward pass in evaluation, without gradients, which leaves modes and random numbers as they were."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), evaluating(model):
+        return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode; afterwards each module is in its own again."""
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model.eval()
-            return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+        model.eval()
+        yield
     finally:
         for module, training in modes:
             module.training = training

@@ -90,6 +90,28 @@ def adapted(*given, head=True, before=0):
     return model
 """
 GO = "for _ in trained(model, optimizer): pass\n"
+GROUPS = """
+model = Net()
+optimizer = adam([{"params": [*model.inp.parameters(), *model.out.parameters()]}, {"params": model.layers.parameters()}])
+"""
+BEST = """
+import copy
+model = Net(); optimizer = adam(model.parameters()); kept = None
+# BEFORE
+for step in trained(model, optimizer, 30):
+    if step == 5: kept = {}
+if kept is not None: model.load_state_dict(kept)
+"""
+RESUMED = """
+model = Net(); optimizer = adam(model.parameters())
+down = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i / 9))
+for step in trained(model, optimizer, 30): step and down.step()
+kept = optimizer.state_dict(), down.state_dict()
+model = Net(); optimizer = adam(model.parameters())
+down = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i / 9))
+optimizer.load_state_dict(kept[0]); {}
+for step in trained(model, optimizer, 40): step and down.step()
+"""
 FAULTS = {
     "parts wiped by the model": ("zero-grad", MICRO.replace("WIPE", "model.zero_grad()")),
     "parts wiped by hand": ("zero-grad", MICRO.replace("WIPE", "for p in model.parameters(): p.grad = None")),
@@ -164,6 +186,21 @@ FAULTS = {
     "one by hand": (
         "schedule", "model = Net(); optimizer = adam(model.parameters())\n"
         "for step in trained(model, optimizer, 60):\n    optimizer.param_groups[0]['lr'] = 1e-3 * min(1, (step + 1) / 100)\n",
+    ),
+    "a factor that is multiplied in at each step": (
+        "schedule", GROUPS + "for step in trained(model, optimizer, 90):\n"
+        "    for g, f in zip(optimizer.param_groups, (1, 0.7)): g['lr'] *= f\n",
+    ),
+    "a schedule of a tenth of the run": (
+        "schedule", "model = Net(); optimizer = adam(model.parameters())\n"
+        "down = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 9)\n"
+        "for step in trained(model, optimizer, 90):\n    step and down.step()\n",
+    ),
+    "resumed without the schedule": ("schedule", RESUMED.format("")),
+    "the best weights kept without a copy": ("state", BEST.format("model.state_dict()")),
+    "kept in a dictionary of one's own": ("state", BEST.format("{'model': {k: v for k, v in model.state_dict().items()}}['model']")),
+    "adapters and their base": (
+        "base", ADAPTERS.replace("self.down", "self.lora_a").replace("self.back", "self.lora_b") + "model = adapted(False, head=False).requires_grad_(True)\noptimizer = adam(model.parameters())\n" + GO,
     ),
     "one cycle of a longer run": (
         "schedule", "model = Net(); optimizer = adam(model.parameters())\n"
@@ -335,6 +372,20 @@ for step in range(16):
     "a constant rate": "model = Net()\n" + WARMED.format("5e-4"),
     "a cycle": "model = Net()\n" + WARMED.format("1e-3 * (0.1 + step % 40 / 50)"),
     "a short try": "model = Net()\n" + WARMED.format("1e-3 * min(1, (step + 1) / 500)").replace("60", "20"),
+    "a cosine to nothing": "model = Net()\n" + WARMED.format("1e-3 * (1 - step / 60) ** 2"),
+    "a group frozen by its rate": GROUPS + "for step in trained(model, optimizer, 90):\n    optimizer.param_groups[1]['lr'] = 1e-3 * (step < 10)\n",
+    "rates by depth": GROUPS + "optimizer.param_groups[1]['lr'] = 1e-8\n" + GO.replace("optimizer)", "optimizer, 90)"),
+    "a second stage at a low rate": "model = Net(); optimizer = adam(model.parameters(), 1e-2)\n"
+    "for _ in trained(model, optimizer, 30): pass\n"
+    "optimizer = adam(model.parameters(), 1e-6)\nfor _ in trained(model, optimizer, 90): pass\n",
+    "resumed with the schedule": RESUMED.format("down.load_state_dict(kept[1])"),
+    "resumed at a constant rate": RESUMED.format("").replace("1 / (1 + i / 9)", "1.0"),
+    "the best weights copied": BEST.format("copy.deepcopy(model.state_dict())"),
+    "weights of an average": BEST.format("model.state_dict()").replace("# BEFORE", "average = copy.deepcopy(model)").replace("kept = model", "kept = average"),
+    "weights put back at once": BEST.format("None").replace("if kept is not None: model.load_state_dict(kept)", "Net().load_state_dict(model.state_dict())"),
+    "a part that is called an adapter": "class Two(Net):\n    def __init__(self):\n        super().__init__(); self.adapter = nn.Linear(16, 16)\n"
+    "    def forward(self, x):\n        return super().forward(x) + self.out(self.adapter(self.inp(x)))\n"
+    "model = Two(); optimizer = adam(model.parameters())\n" + GO,
     "an interrupted run": "model = Net()\n" + WARMED.format("1e-3 * (step + 1) / 500") + "raise KeyboardInterrupt\n",
 }  # fmt: skip
 

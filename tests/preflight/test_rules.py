@@ -510,6 +510,95 @@ def test_workers_that_share_the_work(dataset: Any, workers: int, options: Parts)
     assert not named("workers-alike", read_by(dataset, workers, **options))
 
 
+class Masked(Noisy):
+    """Rows with weights, of a mask that is made once: given away itself, or a copy of it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__("none")
+        self.how, self.mask, self.seen = how, torch.ones(8), torch.zeros(96)
+        self.own = torch.Generator().manual_seed(0)
+
+    def __getitem__(self, i: int) -> Any:
+        mask = self.mask if self.how == "itself" else self.mask.clone()
+        mask[i % 8] = 0.0
+        self.seen[i] += 1  # what it counts changes no row
+        noise = torch.randn(8, generator=self.own) if self.how == "own noise" else 0.0
+        if self.how == "a step at a time":
+            return self.x[i] * min(1.0, float(self.seen.sum()) / 10), i % 4
+        return self.x[i] * mask + noise, i % 4
+
+
+def test_rows_that_change_by_being_read() -> None:
+    assert named("data-changes", read_by(Masked("itself"), 0))
+
+
+@pytest.mark.parametrize("dataset", [Masked("copy"), Noisy(), Noisy(np.random.RandomState(0)), InTurn()])
+def test_rows_that_stay_or_are_drawn(dataset: Any) -> None:
+    assert not named("data-changes", read_by(dataset, 0))
+
+
+# Partners in a batch.
+
+
+class Towers(nn.Module):
+    """Scores of questions (n, 8) and passages (n, 8), each with each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.drop = nn.Linear(8, 16), nn.Linear(8, 16), nn.Dropout(0.1)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.drop(self.left(a)) @ self.drop(self.right(b)).T
+
+
+def retrieval(passages: int, form: str = "scores", rows: int = 128) -> Parts:
+    torch.manual_seed(0)
+    questions, of = torch.randn(rows, 8), torch.randn(passages, 8)[torch.arange(rows) % passages]
+    model = Towers()
+
+    def ranked(model: nn.Module, batch: Any) -> Tensor:
+        scores, right = model(*batch), torch.arange(len(batch[0]))
+        if form == "equal ones left out":
+            same = torch.cdist(batch[1], batch[1]) < 1e-6
+            scores = scores.masked_fill(same & ~torch.eye(len(same), dtype=torch.bool), -1e9)
+        return functional.cross_entropy(scores, right)
+
+    loader: Any = DataLoader(TensorDataset(questions, of), 16, shuffle=True)
+    return setup(model=model, loss=ranked, data=loader, optimizer=torch.optim.AdamW(model.parameters(), 1e-3))
+
+
+@pytest.mark.parametrize("passages", [8, 40])
+def test_partners_that_stand_in_a_batch_twice(passages: int) -> None:
+    assert named("false-negatives", retrieval(passages))
+
+
+@pytest.mark.parametrize("parts", [(128, "scores"), (8, "equal ones left out")])
+def test_partners_that_stand_once_or_are_left_out(parts: Any) -> None:
+    assert not named("false-negatives", retrieval(*parts))
+
+
+# Ends of texts.
+
+
+@pytest.mark.parametrize(("by_mask", "end"), [(True, 0), (False, 0), (False, 5)])
+def test_an_end_that_fills_rows_up_and_is_never_a_target(by_mask: bool, end: int) -> None:
+    """The end token of rows that it also fills up: labels are hidden by its id, or by the mask; or another id fills."""
+    torch.manual_seed(0)
+    ids, lengths = torch.randint(6, 20, (64, 16)), torch.randint(6, 15, (64,))
+    mask = torch.arange(16) < lengths[:, None]
+    ids[mask.logical_not()] = 0
+    ids[torch.arange(64), lengths - 1] = end
+    targets = ids.masked_fill(~mask if by_mask else (ids == 0), -100)
+    rows = [{"ids": i, "attention_mask": m.long(), "labels": t} for i, m, t in zip(ids, mask, targets, strict=True)]
+
+    def next_id(model: nn.Module, batch: Any) -> Tensor:
+        logits = model(batch["ids"][:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+    parts = of_ids(next_id, TensorDataset(ids)) | {"data": DataLoader(rows, 8)}  # type: ignore[arg-type]
+    assert named("end-never-target", parts) is (not by_mask and end == 0)
+
+
 # Micro-batches.
 
 

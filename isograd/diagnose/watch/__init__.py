@@ -17,7 +17,6 @@ import logging
 import sys
 import warnings
 import weakref
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from torch.optim import Optimizer
 from isograd.diagnose.watch.baseline import TRIES, Baseline, Targets
 from isograd.diagnose.watch.batches import Batches, is_probe
 from isograd.diagnose.watch.collapse import ASK, CollapseWatch
-from isograd.diagnose.watch.drift import FIRST, Continued, Mode, Ranks, Rounded, still_rising
+from isograd.diagnose.watch.drift import FIRST, Continued, Mode, Ranks, Rates, Rounded, still_rising
 from isograd.diagnose.watch.gradients import TOGETHER, Gradients, layers_of, row_of
 from isograd.diagnose.watch.layers import by_layer, find_layers
 from isograd.diagnose.watch.loops.replay import OwnLoop, Replays
@@ -57,6 +56,7 @@ from isograd.hub import SETUP
 REPLAYED = "replayed.json"
 _log = logging.getLogger("isograd")
 _FOLLOWS_FROM = {  # a signal that says no more than one that is known
+    "updates": ("schedule",),
     "stall": ("updates", "frozen", "gradient", "labels", "zero-grad", "gradients", "unigram", "decay", "loss-sum"),
     "gradients": ("decay",),
     "unigram": ("updates", "frozen", "gradient", "labels", "zero-grad"),
@@ -68,7 +68,7 @@ _WIRING = ("gradients", "unigram")  # signals that the wiring of a model can exp
 COPIED = 300_000_000  # parameters of a model that is looked at while it trains
 SIGNALS = (
     frozenset(_FOLLOWS_FROM)
-    | {"ids", "eval-mode", "rounded", "resume", "ranks", "schedule"}
+    | {"base", "ids", "eval-mode", "rounded", "resume", "ranks", "schedule", "state"}
     | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 )
 _BY_TARGETS = {"low", "stall", "unigram"}  # signals of a loss that is measured against its targets
@@ -174,7 +174,7 @@ class Watch:
         self._ended: set[str] = set()  # looks that failed
         self._rounded: Rounded | None = None
         self._mode = Mode(model)
-        self._rates = array("d")  # of all readings
+        self._rates = Rates(self.trained_by)
         self._begun: list[float] = []  # the first losses
         self._step = 0
         self._closed = self._asked_of = False
@@ -243,7 +243,7 @@ class Watch:
         self._waiting.append((self._step, batch, rate))
         if self._rounded is not None:
             self._report(self._try("rounding", self._rounded.look, self._step, rate) or [])
-        self._rates.extend([] if rate is None else [rate])
+        self._report(self._try("rates", self._rates.look, self._step) or [])
         self._report(self._try("the mode", self._mode.look, self._step) or [])
         if self.ranks is not None:
             self._report(self._try("processes", self.ranks.look, self._step) or [])
@@ -349,7 +349,7 @@ class Watch:
         """
         self.read()
         if ended and not self._closed:
-            self._report(still_rising(self._step, self._rates, self.trained_by.asked))
+            self._report(still_rising(self._step, self._rates.largest, self.trained_by.asked))
         _flush(self._writers)
         if self._nonfinite.folder is not None and self._read and not self._closed and not rank():
             print(f"report: {command('report', self._nonfinite.folder)}", file=sys.stderr)
@@ -402,8 +402,9 @@ class Watch:
         if wired is not None:
             remedy = wired[1] if "train at lr=" in wired[1] else f"{wired[1]}; or {remedy}"
             row, causes = {**row, "remedy": remedy}, [wired[0]]
-        if self._rates and self._rates[0] == max(self._rates):
-            highest = f"the learning rate was at its highest, {self._rates[0]:.2g}, from the first step on"
+        rates = self._rates.largest
+        if rates and rates[0] == max(rates):
+            highest = f"the learning rate was at its highest, {rates[0]:.2g}, from the first step on"
             causes.insert(0, f"{highest}: there was no warm-up")
         return {**row, "cause": "; ".join(causes)}
 

@@ -3,6 +3,7 @@ that is left, and a warm-up that the run does not outlast.
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,9 @@ from statistics import fmean
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
+from isograd.diagnose.watch.steps import TrainedBy
 from isograd.diagnose.watch.writers import PER_STEP, Row, alarm
 from isograd.files import read_rows
 from isograd.lint.step.rules.update import by_mode
@@ -27,6 +30,7 @@ STAYS = 10  # readings in evaluation mode
 LEAST = 40  # readings of a run whose schedule is judged
 RISING = 0.9  # of the readings, after which the rate still rises
 ASKED = 0.9  # of the rate that was asked for
+NOTHING = 1e-3  # of the highest rate
 EVERY = 100  # readings from one comparison of processes to the next
 
 
@@ -171,6 +175,45 @@ def still_rising(step: int, rates: Sequence[float], asked: float) -> list[Row]:
         "the warm-up is longer than the run, or the run was stopped within it",
         "give the warm-up in updates: a few percent of the run",
     )]  # fmt: skip
+
+
+class Rates:
+    """The learning rates of all readings: the largest of the groups, and whether they have fallen to nothing.
+
+    A group at a rate of exactly 0 beside others that are not is frozen, and left out.
+    """
+
+    def __init__(self, trained_by: TrainedBy) -> None:
+        self._trained_by = trained_by
+        self.largest = array("d")
+        self._of: Optimizer | None = None
+        self._peaks: list[float] = []
+        self._since = 0  # readings in a row in which some group was far below its highest rate
+        self._done = False
+
+    def look(self, step: int) -> list[Row]:
+        """At each reading; the warning, once."""
+        optimizer, largest = self._trained_by.optimizer, self._trained_by.rate
+        if optimizer is None or largest is None or self._done:
+            return []
+        self.largest.append(largest)
+        rates = [float(group.get("lr") or 0.0) for group in optimizer.param_groups]
+        if optimizer is not self._of or len(rates) != len(self._peaks):
+            self._of, self._peaks, self._since = optimizer, rates, 0
+        self._peaks = [max(pair) for pair in zip(rates, self._peaks, strict=True)]
+        low = [r < NOTHING * p for r, p in zip(rates, self._peaks, strict=True) if p and (r or not largest)]
+        self._since = self._since + 1 if any(low) else 0
+        if self._since < LEAST or self._since < len(self.largest) / 2:
+            return []
+        self._done = True
+        which = "the learning rate" if all(low) else f"the rate of {sum(low)} of {len(rates)} parameter groups"
+        return [alarm(
+            step, "schedule", None,
+            f"{which} has been below a thousandth of its peak for {self._since} of {len(self.largest)} updates",
+            "the schedule ended long before the run, or a factor is multiplied into the rate at every step"
+            " instead of once",
+            "build the schedule for all updates of the run, and compute each group's rate from its first one",
+        )]  # fmt: skip
 
 
 class Ranks:

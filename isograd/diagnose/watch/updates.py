@@ -21,6 +21,7 @@ from isograd.diagnose.watch.steps import OptimizerSettings
 from isograd.diagnose.watch.writers import Row, alarm
 from isograd.errors import many
 from isograd.lint.initial.weights import REGISTER, UNREGISTERED, in_python
+from isograd.lint.step.rules.optimizer import FREEZE, with_adapters
 
 FIRST = 12  # readings after which what has not moved will not
 EVERY = 50  # readings from one later look to the next
@@ -38,6 +39,7 @@ class Updates:
     frozen     all parameters of a layer with gradients have not, or any that no optimizer holds; or a layer wants
                none, below others that do
     gradient   a layer gets no gradient, or zeros; or factors are zero, and so are their gradients
+    base       most matrices below adapters train, too
     zero-grad  gradients hold those of the steps before
     """
 
@@ -91,6 +93,7 @@ class Updates:
             found.append(_not_zeroed(step))
         if self._count == FIRST:
             found += self._no_gradient(step, loss)
+            found += self._base_trains(step)
         new = [row for row in found if row["signal"] not in self._reported]
         self._reported |= {row["signal"] for row in new}
         self._adds_up &= not self._reported
@@ -131,6 +134,19 @@ class Updates:
         alone = [n for n in self._all if n in loose and not any(n in of_layers[a] for a in stuck)]
         only_loose = all(of_layers[a] <= loose for a in stuck)
         return [self._stuck(step, stuck, alone, loose=only_loose)] if stuck or alone else []
+
+    def _base_trains(self, step: int) -> list[Row]:
+        """Adapters have gradients, and so do most matrices of the base below them."""
+        adapters, base, trained = with_adapters(self._named)
+        graded = [n for n in trained if base[n].grad is not None]
+        if not any(p.grad is not None for p in adapters.values()) or len(graded) <= len(base) / 2:
+            return []
+        symptom = f"{len(graded)} of {len(base)} matrices of the base train beside the adapters"
+        return [
+            alarm(
+                step, "base", graded[0], symptom, "they were not frozen, or are trained again since a restart", FREEZE
+            )
+        ]
 
     def _wants(self, name: str) -> bool:
         """Whether a weight that stands still says anything: it has a gradient, and its steps are not rounded away."""

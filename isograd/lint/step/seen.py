@@ -28,6 +28,7 @@ from isograd.lint.step.rates import Course, course
 from isograd.lint.step.reading import Reading, of_few, reading_of
 from isograd.lint.step.recorder import Forward, Recorder, Step
 from isograd.lint.step.setup import Setup, moved
+from isograd.trace.inputs import evaluating
 from isograd.trace.record import answer
 
 BATCHES = 24  # of an epoch that are looked at
@@ -134,21 +135,17 @@ class Seen:
     def answered(self, batch: Any, seed: int = SEED) -> tuple[float, list[Tensor], list[Tensor]]:
         """The loss of a batch in evaluation, what the model gave for it, and the loss's gradients by that."""
         model, made = self.record.called or self.setup.model, list[Tensor]()
-        modes = [(module, module.training) for module in model.modules()]
         hook = model.register_forward_hook(
             lambda module, given, out: made.extend(x for x in [answer(out)] if x is not None)
         )
         try:
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            with torch.random.fork_rng(devices=[]), torch.enable_grad(), evaluating(self.setup.model):
                 torch.manual_seed(seed)
-                self.setup.model.eval()
                 loss = self.setup.loss_of(batch)
                 graded = [x for x in made if x.requires_grad]
                 slopes = torch.autograd.grad(loss, graded, allow_unused=True) if loss.requires_grad and graded else ()
         finally:
             hook.remove()
-            for module, training in modes:
-                module.training = training
         return float(loss.detach()), [x.detach() for x in made], [s.detach() for s in slopes if s is not None]
 
     def nudged(self, batch: Any, **nudges: Any) -> tuple[LossMode, float, bool]:

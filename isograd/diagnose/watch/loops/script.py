@@ -68,6 +68,7 @@ class ScriptWatch:
         self._backwards = self._updates = 0
         self._begun: list[Tensor] = []  # of the weights, at the first backward pass
         self._schedules: dict[int, tuple[LRScheduler, int]] = {}
+        self._taken: dict[int, int] = {}  # of optimizers, by id: steps of the state that they were given
         self._inner = False
         self._off = 0  # updates in a row with another rate than the schedule's
         self._unclipped: dict[nn.Parameter, Tensor] = {}  # of the first update, clipped before its optimizer is known
@@ -88,6 +89,8 @@ class ScriptWatch:
             self._replace(functional, name, self._scored)
         self._replace(torch.amp.GradScaler, "scale", self._scales)
         self._replace(DataLoader, "__iter__", self._loaded)
+        self._replace(nn.Module, "load_state_dict", self._put_back)
+        self._replace(Optimizer, "load_state_dict", self._resumed)
         for name in CLIPS:
             for owner in (clip_grad, nn.utils):
                 self._replace(owner, name, self._before)
@@ -181,6 +184,36 @@ class ScriptWatch:
 
         return iterate
 
+    def _put_back(self, old: Any) -> Any:
+        def load(module: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
+            self._guarded(self._is_own, module, state)
+            return old(module, state, *args, **kwargs)
+
+        return load
+
+    def _is_own(self, module: nn.Module, state: Any) -> None:
+        """Whether weights that are put back after some updates are the very tensors that were trained on since."""
+        mine = {p.data_ptr() for p in module.parameters() if p.ndim > 1}
+        trained = self._model is not None and self._updates >= WAITS and any(m is module for m in self._model.modules())
+        if (
+            trained
+            and self.watch is not None
+            and mine <= {x.data_ptr() for x in tree_leaves(state) if isinstance(x, Tensor)} != set()
+        ):
+            what = "load_state_dict is given the model's own weights: it changes nothing"
+            cause = "state_dict() holds the weights themselves, no copy: what was kept earlier was trained on since"
+            self.watch.report(
+                alarm(self._updates, "state", None, what, cause, "keep copy.deepcopy(model.state_dict())")
+            )
+
+    def _resumed(self, old: Any) -> Any:
+        def load(optimizer: Optimizer, state: Any) -> Any:
+            steps = [one.get("step", 0) for one in state.get("state", {}).values() if isinstance(one, dict)]
+            self._taken[id(optimizer)] = int(max(steps, default=0))
+            return old(optimizer, state)
+
+        return load
+
     def _scales(self, old: Any) -> Any:
         def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             self._scaler = scaler
@@ -213,11 +246,16 @@ class ScriptWatch:
             abs(a - float(b)) > 0.01 * abs(a) for a, b in zip(rates, last, strict=True)
         )
         self._off = self._off + 1 if off else 0
-        each = times / max(1, self._updates)
+        each, taken = times / max(1, self._updates), self._taken.get(id(optimizer), 0)
+        moves = any(rate != g.get("initial_lr") for rate, g in zip(rates, optimizer.param_groups, strict=True))
         name, processes = type(scheduler).__name__, int(os.environ.get("WORLD_SIZE", "1"))
         if self._updates == WAITS and each > 1.8 and round(each) != processes:  # accelerate steps once per process
             symptom = f"{name} is stepped {each:.0f} times per update"
             cause, remedy = f"it is over after 1/{each:.0f} of its steps", "step it once, after optimizer.step()"
+        elif WAITS <= times <= 2 * WAITS and scheduler.last_epoch <= times and taken > 2 * WAITS and moves:
+            symptom = f"{name} begins anew, and the optimizer's state is of step {taken}"
+            cause = "a run that was resumed without its schedule: warm-up and decay begin again"
+            remedy = "save and load scheduler.state_dict() beside the optimizer's; no fault if a new schedule is meant"
         elif self._off == WAITS:
             symptom = f"the rate is {rates[0]:.3g}, and {name} says {float(last[0]):.3g}"
             cause = "something else sets it: a state that was loaded after the schedule, or a second schedule"

@@ -1,19 +1,23 @@
 """The data: finite, different from batch to batch and from epoch to epoch, with targets that say something."""
 
 import math
+import random
 import warnings
 from collections import Counter
-from itertools import combinations, islice
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
 from isograd.lint.step.losses import CLASSES, NUMBERS
 from isograd.lint.step.reading import replaced
 from isograd.lint.step.seen import Results, Seen, finding, mark, tensors_in
-from isograd.trace.inputs import run
+from isograd.trace.inputs import evaluating, run
 from isograd.trace.record import answer
 
 FAR = 20.0  # of a mean or a standard deviation
@@ -21,6 +25,8 @@ COPIED = 0.9999
 UNRELATED = 0.1  # of a correlation
 FAR_ROWS = 64  # of the data, in equal steps
 ROWS_WITHOUT = 4  # targets, at least
+AGAIN = 8  # rows that are read twice
+REPEATED = 0.1  # of the rows of a contrastive batch
 SHARED = 8  # records that two workers give, at least
 SEQUENTIAL = ("SequentialSampler",)
 
@@ -31,15 +37,16 @@ def look(seen: Seen) -> Results:
     if not batches:
         yield finding("data-empty", "error", "the data gives no batch", "pass data that can be iterated", 0.0)
         return
+    yield from _read_again(seen)  # before another rule reads rows
     yield from _finite(seen)
     if all(tensors_in(b) for b in batches):
         yield from _repeated(seen, [mark(b) for b in batches], [mark(b) for b in again])
-    yield from _pairs(seen)
     yield from _targets(seen)
     yield from _numbers(seen)
     yield from _drawn(seen)
     yield from _rows_without(seen)
     yield from _workers(seen)
+    yield from _negatives(seen)
 
 
 def _finite(seen: Seen) -> Results:
@@ -139,6 +146,74 @@ def _workers(seen: Seen) -> Results:
         yield finding("workers-alike", "error", message, remedy)
 
 
+def _read_again(seen: Seen) -> Results:
+    """Rows that are others when they are read once more with the same random numbers, since reading them writes to what
+    the data holds; numbers that are filled in once, or drawn by a generator of its own, are none.
+    """
+    rows = getattr(seen.setup.data, "dataset", None)
+    if rows is None or isinstance(rows, IterableDataset):
+        return
+
+    def read() -> list[str]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0), np.random.seed(0), random.seed(0)  # restored with all else
+            return [mark(rows[at]) for at in some]
+
+    some = [*range(min(AGAIN, len(rows)))]
+    before, first = _held(rows), read()
+    again, after = read(), _held(rows)
+    changed = sum(a != b for a, b in zip(first, again, strict=True))
+    written = [name for name in before if name in after and before[name] != after[name]]
+    if changed and written:
+        message = (
+            f"{changed} of {len(some)} rows of the data are others when they are read again: reading them writes to"
+        )
+        message += f" its {written[0]}"
+        remedy = "change a copy: row = self.rows[i].clone() (copy.deepcopy of a dict), then edit it"
+        yield finding("data-changes", "error", message, remedy, changed / len(some))
+
+
+def _held(rows: Any) -> dict[str, str]:
+    """The tensors and arrays that a data set holds, by the name of the attribute."""
+    own = vars(rows) if hasattr(rows, "__dict__") else {}
+    found = {
+        name: mark([torch.as_tensor(x) for x in tree_leaves(held) if isinstance(x, Tensor | np.ndarray)])
+        for name, held in own.items()
+    }
+    inner = own.get("dataset")
+    return found | ({} if inner is None else _held(inner))
+
+
+def _negatives(seen: Seen) -> Results:
+    """Rows of a batch whose own partner stands in it once more, as a negative of the others: of scores (rows, rows)
+    whose diagonal is right.
+    """
+    call = seen.main
+    if call is None or call.name != "cross_entropy" or call.target.is_floating_point() or call.given.ndim != 2:
+        return
+    count, repeated = 0, 0
+    for batch in seen.batches[:4]:
+        with suppress(Exception), evaluating(seen.setup.model):
+            for one in seen.formed(batch).losses[:1]:
+                n = len(one.target)
+                if not torch.equal(one.target.cpu(), torch.arange(n)) or one.given.shape[1] < n or n < 4:
+                    return
+                columns = one.given[:, :n].float()
+                gaps = torch.cdist(columns.T, columns.T) + torch.eye(n, device=columns.device) * columns.abs().max() * n
+                repeated += int((gaps.min(0).values < 1e-4 * columns.norm(dim=0)).sum())
+                count += n
+    if count and repeated > count * REPEATED:
+        yield finding(
+            "false-negatives",
+            "warning",
+            f"{repeated} of {count} rows have a partner that stands in the same batch once more, where it counts as a"
+            " negative",
+            "draw batches in which no partner is twice, or leave equal ones out of the negatives:"
+            " scores.masked_fill(equal & ~eye, -inf)",
+            repeated / count,
+        )
+
+
 def _row_marks(batch: Any) -> list[str]:
     leaves = [leaf for leaf in tensors_in(batch) if leaf.ndim]
     return [mark([leaf[row] for leaf in leaves if len(leaf) > row]) for row in range(len(leaves[0]) if leaves else 0)]
@@ -147,46 +222,6 @@ def _row_marks(batch: Any) -> list[str]:
 def _equal_rows(batch: Any) -> list[float]:
     some = [leaf for leaf in tensors_in(batch)[:1] if leaf.ndim > 1 and len(leaf) > 2 and leaf[0].numel() > 3]
     return [float((leaf[1:] == leaf[:1]).flatten(1).all(1).float().mean()) for leaf in some]
-
-
-def _pairs(seen: Seen) -> Results:
-    """Two inputs of ids that are equal in some rows, as a chosen and a rejected text cut to their prompt; of a
-    trainer with a reference model, the first and the second half of one.
-    """
-    halves = getattr(seen.setup.given, "ref_model", seen) is not seen
-    equal: dict[tuple[str, str], list[Tensor]] = {}
-    names: dict[tuple[str, str], set[str]] = {}
-    for batch in seen.batches[:8]:
-        ids = {n: x for n, x in seen.leaves(batch).items() if not x.is_floating_point() and x.ndim == 2}
-        both = {(a, b): (ids[a], ids[b]) for a, b in combinations(ids, 2) if ids[a].shape == ids[b].shape}
-        names |= {pair: {*pair} for pair in both}
-        for name, x in ids.items() if halves else ():
-            if len(x) % 2 == 0:
-                chosen, rejected = x.chunk(2)
-                both[pair := (f"the chosen half of {name}", "the rejected one")] = chosen, rejected
-                names[pair] = {name}
-        for pair, (x, y) in both.items():
-            equal.setdefault(pair, []).append((x == y).all(1))
-    for (a, b), rows in equal.items():
-        share = float(torch.cat(rows).float().mean())
-        if 0.1 < share < 0.95 and names[a, b] <= _looked_up(seen):
-            yield finding(
-                "pairs-equal",
-                "warning",
-                f"{a} and {b} are equal in {share:.0%} of the rows: such a pair has nothing to tell apart",
-                "cut long texts so that what differs stays, or leave such pairs out",
-                share,
-            )
-            return
-
-
-def _looked_up(seen: Seen) -> set[str]:
-    """Names of what the model looks up of the first batch."""
-    try:
-        places = seen.formed(seen.batches[0]).looked_up
-    except Exception:
-        return set()
-    return {n for n, x in seen.leaves(seen.batches[0]).items() if x.untyped_storage().data_ptr() in places}
 
 
 def _drawn(seen: Seen) -> Results:

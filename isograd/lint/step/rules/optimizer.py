@@ -1,6 +1,5 @@
 """The optimizer: whom it holds, how often, with which settings, and how far its first updates go."""
 
-import itertools
 import re
 from collections import Counter
 from typing import Any
@@ -12,8 +11,10 @@ from isograd.lint.running import optimizer as shared
 from isograd.lint.step.seen import Results, Seen, finding
 
 COUPLED = 0.02  # weight decay of Adam, from which on AdamW's is meant
-LAYERS = 4  # different rates from which on they go by depth
-ADAPTER = re.compile(r"lora|adapter|prefix_enc|prompt_enc", re.I)
+FREEZE = "freeze the base: requires_grad_(False) before the adapters are added"
+SURE = re.compile(r"lora|prefix_enc|prompt_enc", re.I)
+ADAPTER = re.compile(f"{SURE.pattern}|adapter", re.I)
+NARROW = 4  # times: of an adapter's matrices, the longer side over the shorter
 ORTHOGONAL = re.compile(r"muon|orthogonal|newton", re.I)
 FUSED = re.compile(r"qkv|c_attn|in_proj|query_key_value|kv_proj|wqkv", re.I)
 
@@ -22,7 +23,6 @@ def look(seen: Seen) -> Results:
     """All of the optimizer."""
     yield from _holds(seen)
     yield from _settings(seen)
-    yield from _by_depth(seen)
     yield from _orthogonal(seen)
     yield from _adapters(seen)
 
@@ -146,22 +146,6 @@ def _eps(seen: Seen) -> Results:
         )
 
 
-def _by_depth(seen: Seen) -> Results:
-    """Rates that fall from layer to layer towards the output: layer-wise decay the wrong way round."""
-    rates = {id(p): seen.peak(g) for _, g in _groups(seen) for p in g["params"]}
-    own = [rates[id(p)] for p in seen.setup.model.parameters() if id(p) in rates and p.ndim > 1]
-    steps = [own[0], *(b for a, b in itertools.pairwise(own) if b != a)] if own else []
-    if len(steps) >= LAYERS and all(b < a for a, b in itertools.pairwise(steps)) and steps[0] > 4 * steps[-1] > 0:
-        yield finding(
-            "rates-reversed",
-            "warning",
-            f"the rate falls from layer to layer, {steps[0]:.3g} at the input to {steps[-1]:.3g} at the output:"
-            " layer-wise decay keeps the layers near the input slow, and the new head fast",
-            "turn the exponent round: lr * decay ** (layers - layer)",
-            steps[0] / steps[-1],
-        )
-
-
 def _orthogonal(seen: Seen) -> Results:
     """What an optimizer that makes matrices orthogonal must not have."""
     names = _names(seen)
@@ -218,13 +202,10 @@ def _heads(seen: Seen) -> set[int]:
 
 def _adapters(seen: Seen) -> Results:
     """Adapters that do not train, or a base that trains beside them."""
-    mine = dict(seen.setup.model.named_parameters())
-    adapters = {n: p for n, p in mine.items() if ADAPTER.search(n)}
+    adapters, base, trained = with_adapters(dict(seen.setup.model.named_parameters()))
     if not adapters:
         return
     still = [n for n, p in adapters.items() if not p.requires_grad]
-    base = {n: p for n, p in mine.items() if n not in adapters and p.ndim > 1}
-    trained = [n for n, p in base.items() if p.requires_grad]
     if len(still) == len(adapters):
         yield finding(
             "adapters-frozen",
@@ -239,9 +220,21 @@ def _adapters(seen: Seen) -> Results:
             "base-trains",
             "warning",
             f"{len(trained)} of {len(base)} matrices of the base train beside the adapters",
-            "freeze the base: requires_grad_(False) before the adapters are added",
+            FREEZE,
             float(len(trained)),
             trained[0],
         )
     else:
         yield f"{len(adapters)} adapter weights train, {len(base) - len(trained)} matrices of the base are frozen"
+
+
+def with_adapters(named: dict[str, nn.Parameter]) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], list[str]]:
+    """By name: adapters, matrices of the base below them, and which of these train. What is only called an adapter and
+    narrows nothing, as between two modalities, is a part of its own.
+    """
+    adapters = {n: p for n, p in named.items() if ADAPTER.search(n)}
+    narrow = [p for p in adapters.values() if p.ndim == 2 and NARROW * min(p.shape) <= max(p.shape)]
+    if len(narrow) < 2 and not any(SURE.search(n) for n in adapters):
+        adapters = {}
+    base = {n: p for n, p in named.items() if n not in adapters and p.ndim > 1}
+    return adapters, base, [n for n, p in base.items() if p.requires_grad]

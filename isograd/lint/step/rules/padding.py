@@ -82,11 +82,13 @@ def _with_less(seen: Seen) -> Results:
 
 
 def _ends(seen: Seen) -> Results:
-    """Whether the end of a text, as the model's settings name it, is ever predicted."""
-    config = getattr(seen.setup.model, "config", None)
-    end = getattr(config, "eos_token_id", None)
+    """Whether the end of a text, as the model's settings or the masks say it, is ever predicted."""
     read = seen.reading
-    if not isinstance(end, int) or read is None or read.ahead != 1:
+    if read is None or read.ahead != 1:
+        return
+    end = getattr(getattr(seen.setup.model, "config", None), "eos_token_id", None)
+    end = end if isinstance(end, int) else _last_id(seen, read.name)
+    if end is None:
         return
     times = counted = 0
     for call in seen.record.losses:
@@ -108,3 +110,17 @@ def _ends(seen: Seen) -> Results:
             "pad with another id than the end's, or hide padding by attention_mask instead of by its id",
             float(times),
         )
+
+
+def _last_id(seen: Seen, name: str) -> int | None:
+    """The id that stands at the end of all rows which a mask says are filled up, where it fills them up, too."""
+    ends, fillers = list[int](), set[int]()
+    for batch in seen.batches:
+        leaves = seen.leaves(batch)
+        ids, mask = leaves[name], leaves.get("attention_mask")
+        if mask is not None and mask.shape == ids.shape:
+            short = ~mask.bool().all(1) & mask.bool().any(1)
+            place = (mask.bool() * torch.arange(1, ids.shape[1] + 1, device=ids.device)).argmax(1)
+            ends += ids.gather(1, place[:, None])[short].flatten().tolist()
+            fillers |= {*ids[~mask.bool()].tolist()}
+    return ends[0] if len(ends) >= OFTEN and {*ends} == fillers and len(fillers) == 1 else None

@@ -165,14 +165,6 @@ def _gradients(seen: Seen) -> Results:
     if norms:
         share = f"; clipped to {min(clipped):.2g} of it" if clipped else ""
         yield f"gradient norm {min(norms):.3g} to {max(norms):.3g} at the step{share}"
-    if clipped and len(clipped) == len(cut) and max(clipped) < 0.01:
-        yield finding(
-            "clip-small",
-            "info",
-            f"clipping leaves {max(clipped):.1%} of every gradient: all updates have the same size",
-            "take a larger max_norm, near the usual gradient norm",
-            max(clipped),
-        )
     alone = len({id(s.optimizer) for s in steps}) == 1
     never = sorted(set.intersection(*[{*s.missing} for s in steps]) - {""}) if alone else []
     if never:
