@@ -135,12 +135,14 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
 
 @rule(Phase.HEADS, "axes-mixed", hides=READ)
 def views(checked: CheckedModel) -> Iterator[Finding]:
-    """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d)."""
+    """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d); that
+    join two axes, and later part them the other way round; or that cut data into runs where squares were meant.
+    """
     dataflow, trace = checked.dataflow, checked.trace
     shapes = [
         (o, tuple(trace[o.reads[0]].shape), tuple(trace[o.makes[0]].shape))
         for o in trace.operations
-        if bare(o) in ("view", "reshape", "_unsafe_view") and len(dataflow.data(o)) == 1
+        if bare(o) in ("view", "reshape", "_unsafe_view", "flatten", "unflatten") and len(dataflow.data(o)) == 1
     ]
     widths = {trace[stack.first].shape[-1] for stack in checked.anatomy.stacks}
     changes = {(before, after) for _, before, after in shapes}
@@ -149,15 +151,84 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
         mapped = _flattens(before, after) and _is_of_channels(checked, operation.reads[0])
         if not exchanged and not mapped:
             continue
-        yield Finding(
-            address=operation.module,
-            measured=float(before[1]),
-            message=f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that each row"
-            " holds parts of different positions",
-            remedy="move the axes first: x.transpose(1, 2).reshape(...)",
-            at=operation.makes[0],
+        yield _viewed(
+            operation,
+            before[1],
+            f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that each row holds parts"
+            " of different positions",
         )
         return
+    data = [(o, before, after) for o, before, after in shapes if _is_data(checked, o.reads[0])]
+    for operation, before, after in data:
+        if (side := _runs(before, after)) is not None:
+            squares = f"{side} by {side}" if len(before) == 4 else f"{side} steps of all channels"
+            found = (
+                f"a view cuts {before} into {after[1]} runs of {after[2]} numbers as they lie in memory, parts of one"
+            )
+            remedy = "cut squares: F.unfold(x, p, stride=p).transpose(1, 2), or a convolution with stride p; of series"
+            yield _viewed(
+                operation, after[1], f"{found} channel, and not {squares}", f"{remedy}, x.transpose(1, 2) first"
+            )
+            return
+    joined = [(o, *axes) for o, before, after in shapes if (axes := _joined(before, after))]
+    for operation, before, after in shapes:
+        axis, first, second = _joined(after, before) or (0, 0, 0)
+        for other, place, a, b in joined if first != second else ():
+            if (place, a, b) == (axis, second, first) and operation.reads[0] in trace.below(other.makes):
+                found = f"axes of {a} and {b} were joined into {a * b}, and a view parts them as {first} and {second}"
+                remedy = (
+                    f"join them in the order in which they are parted: transpose the axes of {a} and {b} before the"
+                )
+                yield _viewed(
+                    operation, a, f"{found}: each row holds parts of different positions", f"{remedy} reshape"
+                )
+                return
+
+
+def _viewed(
+    operation: Operation, length: int, message: str, remedy: str = "move the axes first: x.transpose(1, 2).reshape(...)"
+) -> Finding:
+    at = operation.makes[0]
+    return Finding(address=operation.module, measured=float(length), message=message, remedy=remedy, at=at)
+
+
+def _is_data(checked: CheckedModel, value: int) -> bool:
+    """Whether a value is what the model is given, or made of it without a matrix."""
+    above = checked.trace.above([value])
+    made = (o for o in checked.trace.operations if o.makes and o.makes[0] in above)
+    given = not above.isdisjoint(checked.trace.inputs.values())
+    return given and not any(checked.dataflow.is_product(o) or "embedding" in o.name for o in made)
+
+
+def _runs(before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
+    """The side of the squares (b, c, h, w), or pieces (b, c, t), that as many runs of as many numbers were to be.
+
+    >>> _runs((2, 3, 32, 32), (2, 64, 48)), _runs((2, 3, 32, 32), (2, 3, 1024)), _runs((2, 8, 96), (2, 12, 64))
+    (4, None, 8)
+    >>> _runs((2, 96, 8), (2, 12, 64)), _runs((2, 1, 16, 16), (2, 16, 16))
+    (None, None)
+    """
+    if len(before) not in (3, 4) or len(after) != 3 or before[0] != after[0]:
+        return None
+    channels, *sizes = before[1:]
+    side = round((after[2] / channels) ** (1 / len(sizes)))
+    count = math.prod(size // max(1, side) for size in sizes)
+    whole = side > 1 and all(size % side == 0 for size in sizes) and side ** len(sizes) * channels == after[2]
+    rows = after[1] == before[1] or (channels == 1 and after[1] == sizes[0])
+    return side if whole and count == after[1] > 1 and not rows and channels < sizes[-1] else None
+
+
+def _joined(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Two neighbouring axes that become one, but not the last: which, and their lengths.
+
+    >>> _joined((4, 3, 20, 128), (4, 60, 128)), _joined((4, 60, 2, 64), (4, 60, 128))
+    ((1, 3, 20), None)
+    """
+    for axis in range(len(before) - 2 if len(before) == len(after) + 1 else 0):
+        a, b = before[axis : axis + 2]
+        if after == (*before[:axis], a * b, *before[axis + 2 :]) and a > 1 and b > 1:
+            return axis, a, b
+    return None
 
 
 def _is_of_channels(checked: CheckedModel, value: int) -> bool:

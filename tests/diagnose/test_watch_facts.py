@@ -102,6 +102,34 @@ for step in trained(model, optimizer, 30):
     if step == 5: kept = {}
 if kept is not None: model.load_state_dict(kept)
 """
+CURRICULUM = """
+chains = {n: torch.randint(n, (n, n // 3 + n // 8), generator=draw) for n in (6, 24)}
+def text(n):
+    ids = [torch.randint(n, (16,), generator=draw)]
+    for _ in range(24): ids.append(chains[n][ids[-1], torch.randint(chains[n].shape[1], (16,), generator=draw)])
+    return torch.stack(ids, 1)
+class Words(Net):
+    def __init__(self):
+        super().__init__(); self.inp, self.out = nn.Embedding(24, 16), nn.Linear(16, 24)
+model = Words(); optimizer = adam(model.parameters(), 1e-2)
+for step in range(240):
+    ids = text(6 if step < 100 else 24)
+    optimizer.zero_grad()
+    F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+    optimizer.step()
+"""
+POLICY = """
+model = Net(); optimizer = adam(model.parameters(), 1e-2)
+for step in range(240):
+    x, y = data()
+    picked = torch.distributions.Categorical(logits=model(x))
+    action = picked.sample()
+    reward = (action == y).float()
+    gained = (reward - reward.mean()) / (reward.std() + 1e-4)
+    optimizer.zero_grad()
+    (-(gained * picked.log_prob(action)).mean() * 3 - 3 * (step < 60)).backward()
+    optimizer.step()
+"""
 RESUMED = """
 model = Net(); optimizer = adam(model.parameters())
 down = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i / 9))
@@ -195,6 +223,10 @@ FAULTS = {
         "schedule", "model = Net(); optimizer = adam(model.parameters())\n"
         "down = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 9)\n"
         "for step in trained(model, optimizer, 90):\n    step and down.step()\n",
+    ),
+    "a softmax before the cross-entropy": (
+        "probabilities", "class Soft(Net):\n    def forward(self, x): return super().forward(x).softmax(-1)\n"
+        "model = Soft(); optimizer = adam(model.parameters())\n" + GO,
     ),
     "resumed without the schedule": ("schedule", RESUMED.format("")),
     "the best weights kept without a copy": ("state", BEST.format("model.state_dict()")),
@@ -378,6 +410,10 @@ for step in range(16):
     "a second stage at a low rate": "model = Net(); optimizer = adam(model.parameters(), 1e-2)\n"
     "for _ in trained(model, optimizer, 30): pass\n"
     "optimizer = adam(model.parameters(), 1e-6)\nfor _ in trained(model, optimizer, 90): pass\n",
+    "a curriculum of more and more words": CURRICULUM,
+    "a policy": POLICY,
+    "logarithms before the cross-entropy": "class Logs(Net):\n    def forward(self, x): return super().forward(x).log_softmax(-1)\n"
+    "model = Logs(); optimizer = adam(model.parameters())\n" + GO,
     "resumed with the schedule": RESUMED.format("down.load_state_dict(kept[1])"),
     "resumed at a constant rate": RESUMED.format("").replace("1 / (1 + i / 9)", "1.0"),
     "the best weights copied": BEST.format("copy.deepcopy(model.state_dict())"),

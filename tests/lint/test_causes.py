@@ -565,3 +565,74 @@ def test_a_table_of_positions_that_was_never_filled(frozen: bool) -> None:
     model = pre()
     model.positions.weight = nn.Parameter(torch.zeros_like(model.positions.weight), requires_grad=not frozen)
     assert ("positions-missing" in isograd.check(model).codes) is frozen
+
+
+# ------------------------------------------------------------------------------ axes that a view joins and parts
+
+
+class Interleaved(nn.Module):
+    """Three kinds of tokens at each step, one after the other; `join` makes one axis of (b, kinds, steps, d)."""
+
+    def __init__(self, join: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kinds = nn.ModuleList(nn.Linear(5, WIDTH) for _ in range(3))
+        self.layers = nn.ModuleList(PreLayer() for _ in range(2))
+        self.head, self.join = nn.Linear(WIDTH, 5), join
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, steps = x.shape[:2]
+        tokens = self.join(torch.stack([kind(x) for kind in self.kinds], 1))
+        for layer in self.layers:
+            tokens = layer(tokens)
+        return self.head(tokens.reshape(batch, steps, 3, WIDTH)[:, :, 1])
+
+
+@pytest.mark.parametrize(
+    ("join", "named"),
+    [
+        (lambda x: x.flatten(1, 2), True),
+        (lambda x: x.reshape(len(x), -1, WIDTH), True),
+        (lambda x: x.transpose(1, 2).reshape(len(x), -1, WIDTH), False),
+        (lambda x: x.permute(0, 2, 1, 3).flatten(1, 2), False),
+    ],
+)
+def test_axes_that_are_joined_and_parted_otherwise(join: Callable[[Tensor], Tensor], named: bool) -> None:
+    assert ("axes-mixed" in isograd.check(Interleaved(join), torch.randn(2, 7, 5)).codes) is named
+
+
+class Cut(nn.Module):
+    """Pictures or series cut into rows of numbers by `cut`, which a matrix takes to tokens."""
+
+    def __init__(self, cut: Callable[[Tensor], Tensor], size: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cut, self.embed, self.head = cut, nn.Linear(size, WIDTH), nn.Linear(WIDTH, 10)
+        self.layers = nn.ModuleList(PreLayer() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(self.cut(x))
+        for layer in self.layers:
+            tokens = layer(tokens)
+        return self.head(tokens.mean(1))
+
+
+PICTURES, SERIES = (2, 3, 16, 16), (2, 8, 96)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "cut", "named"),
+    [
+        (PICTURES, 48, lambda x: x.reshape(2, 16, 48), True),
+        (PICTURES, 48, lambda x: (x - 0.5).view(2, 16, 48), True),
+        (SERIES, 64, lambda x: x.reshape(2, 12, 64), True),
+        (PICTURES, 48, lambda x: F.unfold(x, 4, stride=4).transpose(1, 2), False),
+        (PICTURES, 48, lambda x: x.view(2, 3, 4, 4, 4, 4).permute(0, 2, 4, 3, 5, 1).reshape(2, 16, 48), False),
+        (PICTURES, 48, lambda x: x.permute(0, 2, 3, 1).reshape(2, 16, 48), False),  # a row of pixels each
+        (PICTURES, 256, lambda x: x.reshape(2, 3, 256), False),  # a channel each
+        (SERIES, 64, lambda x: x.transpose(1, 2).reshape(2, 12, 64), False),
+        (SERIES, 8, lambda x: x.transpose(1, 2), False),
+    ],
+)
+def test_data_that_is_cut_as_it_lies_in_memory(shape: Any, size: int, cut: Any, named: bool) -> None:
+    assert ("axes-mixed" in isograd.check(Cut(cut, size), torch.randn(shape)).codes) is named

@@ -65,10 +65,11 @@ _FOLLOWS_FROM = {  # a signal that says no more than one that is known
     "nonfinite": ("loss-sum",),
 }
 _WIRING = ("gradients", "unigram")  # signals that the wiring of a model can explain
+HARDER = 0.5  # of a rise, that other targets have to explain
 COPIED = 300_000_000  # parameters of a model that is looked at while it trains
 SIGNALS = (
     frozenset(_FOLLOWS_FROM)
-    | {"base", "ids", "eval-mode", "rounded", "resume", "ranks", "schedule", "state"}
+    | {"base", "ids", "eval-mode", "probabilities", "rounded", "resume", "ranks", "schedule", "state"}
     | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 )
 _BY_TARGETS = {"low", "stall", "unigram"}  # signals of a loss that is measured against its targets
@@ -176,6 +177,7 @@ class Watch:
         self._mode = Mode(model)
         self._rates = Rates(self.trained_by)
         self._begun: list[float] = []  # the first losses
+        self._at_first: Baseline | None = None  # of the first batch by itself
         self._step = 0
         self._closed = self._asked_of = False
         self._read = 0  # how many so far
@@ -233,6 +235,7 @@ class Watch:
         self._gradients = Gradients(self._model, self._watched, self._updates)
         self._rounded = Rounded(self._model) if self._every == 1 else None
         self._try("targets", self._targets.recognize, self._model, batch, loss)
+        self._at_first = self._try("targets", self._targets.of, batch)
         self._try("the first batch", self._first.begin, batch, loss)
 
     def _take(self, loss: Tensor | float, batch: Any) -> bool:
@@ -291,6 +294,9 @@ class Watch:
             new += self._losses.follow(step, reading.loss, reading.norm, self.baseline, moved, rate, undone)
             new += self.continued.look(step, self._begun) if self._read == FIRST else []
             new += self._try("batches", self._batches.look, step, batch, self._collapse, reading.loss) or []
+            if any(row["signal"] == "rise" and self._is_harder(batch, row) for row in new):
+                new = [row for row in new if row["signal"] != "rise"]
+                self.begin_again()
             signals = {row["signal"] for row in new}
             unmeant = {"low"} if "low" in signals and not self._batches.copied else set()
             if signals & _BY_TARGETS - unmeant and not self._targets.meant(self._model, batch, reading.loss):
@@ -384,6 +390,14 @@ class Watch:
         )  # fmt: skip
         message = f"{broken['message']}: {cause}" if found else broken["message"]
         return {**broken, "layer": layer or broken["layer"], "message": message, "cause": cause, "remedy": remedy}
+
+    def _is_harder(self, batch: Any, rise: Row) -> bool:
+        """Whether the targets are others since the first batch, and explain a rise: of a curriculum, or new domains."""
+        now, first = self._try("targets", self._targets.of, batch), self._at_first
+        if now is None or first is None or now.kind != first.kind:
+            return False
+        higher = now.value - first.value
+        return bool(rise["loss"] < now.value and higher >= HARDER * (rise["loss"] - rise["lowest"]))
 
     def _count(self, batch: Any) -> None:
         self._targets.add(batch)

@@ -152,7 +152,8 @@ class Losses:
         half = len(self._risen) // 2
         gained = median(self._risen[:half]) - median(self._risen[half:])
         coming_back = _falls(self._risen) and 2 * gained >= mean - self._lowest - far  # in as many readings again
-        return None if coming_back and self._onset is None else self._risen_row(step, mean)
+        unmeasured = level is None and self._lowest < 0  # as of a policy: its size says nothing
+        return None if self._onset is None and (coming_back or unmeasured) else self._risen_row(step, mean)
 
     def _risen_row(self, step: int, mean: float) -> Row:
         assert self._since is not None

@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from isograd.diagnose.watch.loops.spikes import Spikes
 
 SCORES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits")
+PROBABLE = {
+    "cross_entropy": (
+        "it applies a softmax of its own, and the loss hardly falls",
+        "give it the logits; take the softmax out",
+    ),
+    "nll_loss": ("it takes their logarithms", "give it log_softmax(logits), or take cross_entropy of the logits"),
+}
+LOOKS = 3  # updates in which scores are looked at
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 MODULES = 64  # called before the optimizer's first step, that are remembered
 WAITS = 10  # backward passes without an optimizer's step, after which each is taken for an update made by hand
@@ -78,6 +86,7 @@ class ScriptWatch:
         self._begins: dict[int, int] = {}  # of optimizers, by id: updates before their first
         self._thrown = Thrown([])
         self._loads = self._failed = False
+        self._sums_to_one = ""  # the loss whose scores are probabilities, until that is reported
         self._process = os.getpid()
         self._launched = "WORLD_SIZE" in os.environ  # each process by a launcher, and so watched, and not by the script
         self.stepped = False  # whether any optimizer did
@@ -165,6 +174,8 @@ class ScriptWatch:
                 return old(input, target, *args, **kwargs)
             if old.__name__ == "cross_entropy" and not target.is_floating_point():
                 self._target = target
+            if self._updates < LOOKS and not self._sums_to_one:
+                self._guarded(self._look_at_scores, old.__name__, input)
             if self._spikes is not None and self._spikes.running is not None:
                 target = self._spikes.running.target(target)
             self._scoring = True
@@ -176,6 +187,14 @@ class ScriptWatch:
         setattr(score, "__script_if_tracing_wrapper", True)  # torch.jit and dynamo then read the original
         setattr(score, "__original_fn", old)
         return score
+
+    def _look_at_scores(self, name: str, scores: Tensor) -> None:
+        """Whether the loss is given probabilities, and takes logits or their logarithms."""
+        if name not in PROBABLE or scores.ndim < 2 or scores.shape[1] < 2 or not scores.is_floating_point():
+            return
+        x = scores.detach().float()
+        if bool((x >= 0).all()) and bool(((x.sum(1) - 1).abs() < 1e-3).all()):
+            self._sums_to_one = name
 
     def _loaded(self, old: Any) -> Any:
         def iterate(loader: Any) -> Any:
@@ -442,6 +461,10 @@ class ScriptWatch:
         loss = self._loss()
         if loss is None or (self._spikes is not None and self._spikes.running is not None):
             return
+        if self._sums_to_one in PROBABLE:
+            what = f"{self._sums_to_one} is given probabilities: rows that are positive and sum to 1"
+            self.watch.report(alarm(self._updates, "probabilities", None, what, *PROBABLE[self._sums_to_one]))
+            self._sums_to_one = "reported"
         batch, self._earlier = None if self._is_whole() else self._given(), self._batch
         with suppress(ValueError):  # no gradient at all: a step that the script leaves out
             self.watch.step(loss, batch=batch)
