@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -135,8 +136,20 @@ def probabilities(checked: CheckedModel) -> Iterator[Finding]:
 
 @rule(Phase.HEADS, "axes-mixed", hides=READ)
 def views(checked: CheckedModel) -> Iterator[Finding]:
+    """The first view that leaves each row with parts of different positions."""
+    for operation, length, message, remedy in islice(_mixed(checked), 1):
+        yield Finding(
+            address=operation.module,
+            measured=float(length),
+            message=message,
+            remedy=remedy,
+            at=operation.makes[0],
+        )
+
+
+def _mixed(checked: CheckedModel) -> Iterator[tuple[Operation, int, str, str]]:
     """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d); that
-    join two axes, and later part them the other way round; or that cut data into runs where squares were meant.
+    cut data into runs where squares were meant; or that part axes otherwise than another one has joined them.
     """
     dataflow, trace = checked.dataflow, checked.trace
     shapes = [
@@ -146,50 +159,31 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
     ]
     widths = {trace[stack.first].shape[-1] for stack in checked.anatomy.stacks}
     changes = {(before, after) for _, before, after in shapes}
+    parts = "each row holds parts of different positions"
     for operation, before, after in shapes:
         exchanged = _exchanges(before, after) and before[-1] in widths and (after, before) in changes  # and taken back
-        mapped = _flattens(before, after) and _is_of_channels(checked, operation.reads[0])
-        if not exchanged and not mapped:
-            continue
-        yield _viewed(
-            operation,
-            before[1],
-            f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that each row holds parts"
-            " of different positions",
-        )
-        return
-    data = [(o, before, after) for o, before, after in shapes if _is_data(checked, o.reads[0])]
-    for operation, before, after in data:
-        if (side := _runs(before, after)) is not None:
-            squares = f"{side} by {side}" if len(before) == 4 else f"{side} steps of all channels"
-            found = (
+        if exchanged or (_flattens(before, after) and _is_of_channels(checked, operation.reads[0])):
+            said = f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that {parts}"
+            yield operation, before[1], said, "move the axes first: x.transpose(1, 2).reshape(...)"
+    for operation, before, after in shapes:
+        side = _runs(before, after)
+        if side is not None and _is_data(checked, operation.reads[0]):
+            said = (
                 f"a view cuts {before} into {after[1]} runs of {after[2]} numbers as they lie in memory, parts of one"
             )
+            said += f" channel, and not {f'{side} by {side}' if len(before) == 4 else f'{side} steps of all channels'}"
             remedy = "cut squares: F.unfold(x, p, stride=p).transpose(1, 2), or a convolution with stride p; of series"
-            yield _viewed(
-                operation, after[1], f"{found} channel, and not {squares}", f"{remedy}, x.transpose(1, 2) first"
-            )
-            return
+            yield operation, after[1], said, f"{remedy}, x.transpose(1, 2) first"
     joined = [(o, *axes) for o, before, after in shapes if (axes := _joined(before, after))]
     for operation, before, after in shapes:
         axis, first, second = _joined(after, before) or (0, 0, 0)
-        for other, place, a, b in joined if first != second else ():
-            if (place, a, b) == (axis, second, first) and operation.reads[0] in trace.below(other.makes):
-                found = f"axes of {a} and {b} were joined into {a * b}, and a view parts them as {first} and {second}"
-                remedy = (
-                    f"join them in the order in which they are parted: transpose the axes of {a} and {b} before the"
+        for other, *others in joined if first != second else ():
+            if others == [axis, second, first] and operation.reads[0] in trace.below(other.makes):
+                said = (
+                    f"axes of {second} and {first} were joined into {first * second}, and a view parts them as {first}"
                 )
-                yield _viewed(
-                    operation, a, f"{found}: each row holds parts of different positions", f"{remedy} reshape"
-                )
-                return
-
-
-def _viewed(
-    operation: Operation, length: int, message: str, remedy: str = "move the axes first: x.transpose(1, 2).reshape(...)"
-) -> Finding:
-    at = operation.makes[0]
-    return Finding(address=operation.module, measured=float(length), message=message, remedy=remedy, at=at)
+                remedy = f"transpose the axes of {second} and {first} before they are joined"
+                yield operation, second, f"{said} and {second}: {parts}", remedy
 
 
 def _is_data(checked: CheckedModel, value: int) -> bool:
