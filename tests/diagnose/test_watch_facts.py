@@ -228,6 +228,10 @@ FAULTS = {
         "probabilities", "class Soft(Net):\n    def forward(self, x): return super().forward(x).softmax(-1)\n"
         "model = Soft(); optimizer = adam(model.parameters())\n" + GO,
     ),
+    "predictions of one column": (
+        "broadcast", "model = Net(); optimizer = adam(model.parameters())\nfor _ in range(9):\n    x, y = data(); optimizer.zero_grad()\n"
+        "    ((model(x)[:, :1] - y.float()) ** 2).mean().backward(); optimizer.step()\n",
+    ),
     "resumed without the schedule": ("schedule", RESUMED.format("")),
     "the best weights kept without a copy": ("state", BEST.format("model.state_dict()")),
     "kept in a dictionary of one's own": ("state", BEST.format("{'model': {k: v for k, v in model.state_dict().items()}}['model']")),
@@ -414,6 +418,8 @@ for step in range(16):
     "a policy": POLICY,
     "logarithms before the cross-entropy": "class Logs(Net):\n    def forward(self, x): return super().forward(x).log_softmax(-1)\n"
     "model = Logs(); optimizer = adam(model.parameters())\n" + GO,
+    "scores compared with each other": "model = Net(); optimizer = adam(model.parameters())\nfor _ in range(9):\n    x, y = data()\n"
+    "    s = model(x)[:, 0]; optimizer.zero_grad()\n    F.softplus(s.unsqueeze(1) - s).mean().backward(); optimizer.step()\n",
     "resumed with the schedule": RESUMED.format("down.load_state_dict(kept[1])"),
     "resumed at a constant rate": RESUMED.format("").replace("1 / (1 + i / 9)", "1.0"),
     "the best weights copied": BEST.format("copy.deepcopy(model.state_dict())"),
@@ -472,3 +478,16 @@ def test_a_rate_without_a_warm_up_is_a_cause() -> None:
             optimizer.step()
         (cause,) = [row["cause"] for row in watch.warnings if row["signal"] == "gradients"]
         assert ("at its highest, 0.3, from the first step on" in cause) is not warm
+
+
+def test_rows_of_one_kind_say_why_batches_are_equal(tmp_path: Path) -> None:
+    text = "model = Net(); optimizer = adam(model.parameters()); fixed = [data() for _ in range(1)][0]\n"
+    text += "x, y = fixed\nif ONE: x, y = x[:1].repeat(16, 1), y[:1].repeat(16)\n"
+    text += "for _ in range(20):\n    optimizer.zero_grad(); loss_of(model, (x, y)).backward(); optimizer.step()\n"
+    text = text.replace("loss_of(model, (x, y))", "F.cross_entropy(model(x), y)")
+    loader = "from torch.utils.data import DataLoader\nlist(DataLoader([1]))\n"
+    for one in (True, False):
+        (tmp_path / str(one)).mkdir()
+        assert reported(loader + text.replace("ONE", str(one)), tmp_path / str(one)) == ["same-batch"]
+        (row,) = read_rows(tmp_path / str(one) / "rows/warnings.jsonl")
+        assert ("for every index" in row["message"]) is one

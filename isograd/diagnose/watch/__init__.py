@@ -57,7 +57,18 @@ REPLAYED = "replayed.json"
 _log = logging.getLogger("isograd")
 _FOLLOWS_FROM = {  # a signal that says no more than one that is known
     "updates": ("schedule",),
-    "stall": ("updates", "frozen", "gradient", "labels", "zero-grad", "gradients", "unigram", "decay", "loss-sum"),
+    "stall": (
+        "broadcast",
+        "updates",
+        "frozen",
+        "gradient",
+        "labels",
+        "zero-grad",
+        "gradients",
+        "unigram",
+        "decay",
+        "loss-sum",
+    ),
     "gradients": ("decay",),
     "unigram": ("updates", "frozen", "gradient", "labels", "zero-grad"),
     "low": ("leak", "same-batch", "labels"),
@@ -69,7 +80,7 @@ HARDER = 0.5  # of a rise, that other targets have to explain
 COPIED = 300_000_000  # parameters of a model that is looked at while it trains
 SIGNALS = (
     frozenset(_FOLLOWS_FROM)
-    | {"base", "ids", "eval-mode", "probabilities", "rounded", "resume", "ranks", "schedule", "state"}
+    | {"base", "broadcast", "ids", "eval-mode", "probabilities", "rounded", "resume", "ranks", "schedule", "state"}
     | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 )
 _BY_TARGETS = {"low", "stall", "unigram"}  # signals of a loss that is measured against its targets

@@ -48,6 +48,7 @@ class Batches:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: list[str] = []
+        self._one_row = True  # whether all rows of each batch are equal
         self._targets: set[float | None] = set()  # the one value of all targets of a batch; None where they differ
         self._reported: set[str] = set()
         self._mixed: list[bool] = []  # whether labels are the next tokens of another row
@@ -68,6 +69,7 @@ class Batches:
                     found += self._leak(step, batch, pair) + self._summed(step, pair[1], loss)
             self._targets |= {same(target) for target in targets_of(batch)}
             self._seen.append(_mark(batch) if _tensors(batch) else str(step))
+            self._one_row &= all(len(x) > 1 and bool((x == x[:1]).all()) for x in _tensors(batch) if x.ndim)
             if len(self._seen) == LOOKED_AT:
                 found += self._same(step) or self._constant(step, batch) or self._labels(step)
         found += self._unrelated(step, collapse)
@@ -85,14 +87,22 @@ class Batches:
     def _same(self, step: int) -> list[Row]:
         if len(set(self._seen)) > 1:
             return []
+        if self._one_row:
+            cause = "all rows of all batches are one: the data set gives the same for every index"
+            remedy = "use the index in __getitem__, and seed a generator by it, or once in __init__"
+        else:
+            cause = "one batch is trained on: it is taken before the loop, or a new iterator is made in every step"
+            remedy = "take the next batch: `for batch in loader:`, not `next(iter(loader))` inside the loop"
         return [
             alarm(
-                step, "same-batch", None,
+                step,
+                "same-batch",
+                None,
                 f"the first {LOOKED_AT} batches are equal, to the last token",
-                "one batch is trained on: it is taken before the loop, or a new iterator is made in every step",
-                "take the next batch: `for batch in loader:`, not `next(iter(loader))` inside the loop",
+                cause,
+                remedy,
             )
-        ]  # fmt: skip
+        ]
 
     def _constant(self, step: int, batch: Any) -> list[Row]:
         """One target throughout; of classes, and of zeros and ones, that may be the first part of sorted data."""

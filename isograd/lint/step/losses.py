@@ -138,7 +138,7 @@ class LossMode(TorchFunctionMode):
         elif function is functional.embedding:
             self.looked_up.add(args[0].untyped_storage().data_ptr())
         elif function in SUBTRACTS and len(args) == 2:
-            self._spread_out(*args)
+            self.spread = squared(*args) or self.spread
             return found + self.apart if self._rounded(*args) and self.apart else found
         elif function is Tensor.backward:
             self._backward(args[0])
@@ -148,14 +148,6 @@ class LossMode(TorchFunctionMode):
         """Predictions, detached; of large ones, but for the first, one row in place of all."""
         whole = given.detach()
         return whole if len(self.losses) < 2 or given.numel() < LARGE else whole[:1].clone().expand_as(whole)
-
-    def _spread_out(self, a: Any, b: Any) -> None:
-        """A prediction (n, 1) minus a target (n), or the reverse: each is compared with all."""
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad != b.requires_grad:
-            shapes = [tuple(a.shape), tuple(b.shape)]
-            n = max((shape[0] for shape in shapes if shape), default=0)
-            if n > 1 and {*shapes} == {(n,), (n, 1)}:
-                self.spread = n
 
     def _rounded(self, a: Any, b: Any) -> bool:
         """Log-probabilities in 16 bits, of one of which a gradient is wanted, and how far apart numbers are there."""
@@ -235,3 +227,12 @@ def _made_of(value: Tensor, kinds: tuple[str, ...]) -> bool:
         if len(near) < NEAR and node is not None:
             near += [after for after, _ in node.next_functions]
     return False
+
+
+def squared(a: Any, b: Any) -> int:
+    """n where a prediction (n, 1) and a target (n), or the reverse, are subtracted, each from all; else 0."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad != b.requires_grad:
+        shapes = [tuple(a.shape), tuple(b.shape)]
+        n = max((shape[0] for shape in shapes if shape), default=0)
+        return n if n > 1 and {*shapes} == {(n,), (n, 1)} else 0
+    return 0

@@ -32,6 +32,7 @@ from isograd.diagnose.watch import Watch, watch
 from isograd.diagnose.watch.drift import Ranks
 from isograd.diagnose.watch.updates import Thrown
 from isograd.diagnose.watch.writers import alarm
+from isograd.lint.step.losses import squared
 
 if TYPE_CHECKING:
     from isograd.diagnose.watch.loops.spikes import Spikes
@@ -86,6 +87,7 @@ class ScriptWatch:
         self._begins: dict[int, int] = {}  # of optimizers, by id: updates before their first
         self._thrown = Thrown([])
         self._loads = self._failed = False
+        self._squared = 0  # predictions that were subtracted from each of as many targets, until that is reported
         self._sums_to_one = ""  # the loss whose scores are probabilities, until that is reported
         self._process = os.getpid()
         self._launched = "WORLD_SIZE" in os.environ  # each process by a launcher, and so watched, and not by the script
@@ -97,6 +99,7 @@ class ScriptWatch:
         for name in SCORES:
             self._replace(functional, name, self._scored)
         self._replace(torch.amp.GradScaler, "scale", self._scales)
+        self._replace(Tensor, "__sub__", self._subtracts)
         self._replace(DataLoader, "__iter__", self._loaded)
         self._replace(nn.Module, "load_state_dict", self._put_back)
         self._replace(Optimizer, "load_state_dict", self._resumed)
@@ -195,6 +198,14 @@ class ScriptWatch:
         x = scores.detach().float()
         if bool((x >= 0).all()) and bool(((x.sum(1) - 1).abs() < 1e-3).all()):
             self._sums_to_one = name
+
+    def _subtracts(self, old: Any) -> Any:
+        def sub(a: Tensor, b: Any) -> Any:
+            if self._updates < LOOKS and not self._squared:
+                self._squared = squared(a, b)
+            return old(a, b)
+
+        return sub
 
     def _loaded(self, old: Any) -> Any:
         def iterate(loader: Any) -> Any:
@@ -465,6 +476,11 @@ class ScriptWatch:
             what = f"{self._sums_to_one} is given probabilities: rows that are positive and sum to 1"
             self.watch.report(alarm(self._updates, "probabilities", None, what, *PROBABLE[self._sums_to_one]))
             self._sums_to_one = "reported"
+        if (n := self._squared) > 0:
+            what = f"predictions ({n}, 1) and targets ({n},) were subtracted into a square, each from each"
+            remedy = "give both one shape: predictions.squeeze(-1), or targets.unsqueeze(-1)"
+            self.watch.report(alarm(self._updates, "broadcast", None, what, "only the mean can be learned", remedy))
+            self._squared = -1
         batch, self._earlier = None if self._is_whole() else self._given(), self._batch
         with suppress(ValueError):  # no gradient at all: a step that the script leaves out
             self.watch.step(loss, batch=batch)
