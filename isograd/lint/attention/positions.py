@@ -34,7 +34,11 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     """A model of tokens for which the order of the earlier ones does not count, though a part of it is about order."""
     stacks = {stack.name for stack in checked.token_stacks} if checked.takes_ids else None
     attentions = [a for a in checked.attentions if a.sublayer.kind == "attn"]
-    if attentions and (empty := _empty(checked)) is not None:
+    attentions = [a for a in attentions if stacks is None or a.sublayer.stack in stacks]
+    views = [seen.view for a in attentions if (seen := seen_by(a)) is not None]
+    mixing = [s for s in checked.token_stacks for t in s.sublayers if t.kind == "mix"]  # recurrences tell the order
+    blind = attentions and not mixing and checked.places_vary is None and all(_blind(checked, a) for a in attentions)
+    if attentions and (empty := _empty(checked, by_name=not blind)) is not None:
         yield Finding(
             address=empty,
             measured=float(len(attentions)),
@@ -43,12 +47,7 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
             remedy="fill it, again after to_empty() and load_state_dict, or store it: register_buffer(persistent=True)",
         )
         return
-    attentions = [a for a in attentions if stacks is None or a.sublayer.stack in stacks]
-    views = [seen.view for a in attentions if (seen := seen_by(a)) is not None]
-    mixing = [s for s in checked.token_stacks for t in s.sublayers if t.kind == "mix"]  # recurrences tell the order
-    if not attentions or mixing or checked.places_vary is not None:
-        return
-    if not all(_blind(checked, a) for a in attentions):
+    if not blind:
         return
     unused = _unused(checked)
     causal = all(view == "left" for view in views) if views else declares_causal(checked) is not None
@@ -95,15 +94,17 @@ def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
     return bool(gap <= BLIND * (result - x)[:, -1].abs().max())
 
 
-def _empty(checked: CheckedModel) -> str | None:
-    """A table of positions, that is added or multiplied and not trained, all of whose entries are 0."""
+def _empty(checked: CheckedModel, *, by_name: bool) -> str | None:
+    """A table that is read and not trained, all of whose entries are 0, with a row for each position; `by_name`: and
+    with a name that says so.
+    """
     read = {x for of in (checked.trace.names, checked.trace.buffers) for v, x in of.items() if v in checked.reaching}
     time = max((checked.trace[s.first].shape[-2] for s in checked.token_stacks), default=1)
     frozen = ((n, p) for n, p in checked.model.named_parameters() if not p.requires_grad)
     for name, table in (*checked.model.named_buffers(), *frozen):
         rows = any(size >= max(2, time) for size in table.shape[:-1])  # one for each position
-        about = name in read and table.is_floating_point() and (SPEAKS.search(name) or rows)
-        if about and table.numel() > 1 and not anything(table):
+        about = rows and SPEAKS.search(name) if by_name else rows or SPEAKS.search(name)
+        if about and name in read and table.is_floating_point() and table.numel() > 1 and not anything(table):
             return name
     return None
 
