@@ -18,12 +18,14 @@ from torch.utils._pytree import tree_leaves
 from transformers import PretrainedConfig, PreTrainedModel
 
 from isograd.errors import hint
-from isograd.lint import branches, leaks, norms, shortcuts, unused, wiring
+from isograd.lint import branches, norms, shortcuts, unused, wiring
 from isograd.lint.attention import heads, masks, positions
 from isograd.lint.checked_model import CheckedModel, is_quantized
 from isograd.lint.findings import Finding, Findings, Severity, by_harm
 from isograd.lint.initial import collapse, initialization, weights
 from isograd.lint.intent import Intents
+from isograd.lint.leaks import batch as sequences
+from isograd.lint.leaks import future, padded, source
 from isograd.lint.proof.fix import fixed
 from isograd.lint.proof.trial import Trial
 from isograd.lint.rules import explained, in_order
@@ -43,15 +45,18 @@ MODULES = (
     branches,
     collapse,
     forward,
+    future,
     gradients,
     heads,
     initialization,
-    leaks,
     masks,
     norms,
     optimizers,
+    padded,
     positions,
+    sequences,
     shortcuts,
+    source,
     targets,
     unused,
     weights,

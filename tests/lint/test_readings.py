@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import isograd
-from isograd.lint.leaks import _others
+from isograd.lint.leaks.inputs import others
 from tests.lint.faults.plain import HEADS, WIDTH, Decoder, PreLayer, join, pre, split, started
 
 
@@ -226,5 +226,5 @@ def test_other_ids_are_made_where_the_ids_are() -> None:
     """A GPU was another device than torch's default; here the default is."""
     ids = torch.tensor([[1, 5, 6, 7], [1, 7, 5, 6]])
     with torch.device("meta"):
-        others = _others(SimpleNamespace(config=SimpleNamespace(bos_token_id=1)), ids)  # type: ignore[arg-type]
-    assert others.device == ids.device and torch.equal(others == ids, ids == 1)
+        other = others(SimpleNamespace(config=SimpleNamespace(bos_token_id=1)), ids)  # type: ignore[arg-type]
+    assert other.device == ids.device and torch.equal(other == ids, ids == 1)

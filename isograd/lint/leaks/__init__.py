@@ -1,0 +1,1 @@
+"""Rules about what reaches what: other sequences, the future, the padding, the source."""
