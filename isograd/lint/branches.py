@@ -16,6 +16,7 @@ from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
 from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 
+VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 BENT = frozenset((
     "relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "hardtanh", "mish", "softplus", "celu", "clamp",
     "clamp_min", "relu6", "threshold",
@@ -152,11 +153,8 @@ def _mixed(checked: CheckedModel) -> Iterator[tuple[Operation, int, str, str]]:
     cut data into runs where squares were meant; or that part axes otherwise than another one has joined them.
     """
     dataflow, trace = checked.dataflow, checked.trace
-    shapes = [
-        (o, tuple(trace[o.reads[0]].shape), tuple(trace[o.makes[0]].shape))
-        for o in trace.operations
-        if bare(o) in ("view", "reshape", "_unsafe_view", "flatten", "unflatten") and len(dataflow.data(o)) == 1
-    ]
+    seen = [o for o in trace.operations if bare(o) in VIEWS and len(dataflow.data(o)) == 1]
+    shapes = [(o, tuple(trace[o.reads[0]].shape), tuple(trace[o.makes[0]].shape)) for o in seen]
     widths = {trace[stack.first].shape[-1] for stack in checked.anatomy.stacks}
     changes = {(before, after) for _, before, after in shapes}
     parts = "each row holds parts of different positions"
@@ -166,8 +164,12 @@ def _mixed(checked: CheckedModel) -> Iterator[tuple[Operation, int, str, str]]:
             said = f"a view reshapes {before} to {after}: it swaps two axes without a transpose, so that {parts}"
             yield operation, before[1], said, "move the axes first: x.transpose(1, 2).reshape(...)"
     for operation, before, after in shapes:
+        source = operation.reads[0]
+        while (made := trace.made_by(source)) in seen and made is not None:  # views of views move nothing, either
+            source = made.reads[0]
+        before = tuple(trace[source].shape)
         side = _runs(before, after)
-        if side is not None and _is_data(checked, operation.reads[0]):
+        if side is not None and _is_data(checked, source):
             said = (
                 f"a view cuts {before} into {after[1]} runs of {after[2]} numbers as they lie in memory, parts of one"
             )

@@ -17,7 +17,18 @@ from isograd.lint.intent import Intents, says_time_first
 from isograd.trace.anatomy import Anatomy, TracedStack
 from isograd.trace.attention import FUSED, MASKED
 from isograd.trace.dataflow import LAYOUT, SUMS, Dataflow, bare
-from isograd.trace.record import Operation, Trace, answer, anything, arguments, fitted, is_large, record, stand_in
+from isograd.trace.record import (
+    Operation,
+    Trace,
+    answer,
+    anything,
+    arguments,
+    fitted,
+    is_large,
+    record,
+    stand_in,
+    tensors,
+)
 from isograd.trace.reduced import few_layers
 
 SAMPLE = 250_000  # entries whose standard deviation is known to 0.2 %
@@ -158,9 +169,7 @@ class CheckedModel:
     @torch.no_grad()
     def outputs(self, inputs: Any) -> list[Tensor]:
         """Every tensor of the output."""
-        made = self._made(inputs)
-        parts = made.to_tuple() if hasattr(made, "to_tuple") else made
-        return [t for t in tree_leaves(parts) if isinstance(t, Tensor)]
+        return [t for _, t in tensors(self._made(inputs))]
 
     def _made(self, inputs: Any, seed: int = 0) -> Any:
         args, kwargs = arguments(fitted(self.few, inputs))

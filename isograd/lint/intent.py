@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from isograd.errors import hint
+from isograd.trace.dataflow import bare
 
 if TYPE_CHECKING:
     from isograd.lint.checked_model import CheckedModel
@@ -195,6 +196,9 @@ def _signs(checked: "CheckedModel") -> Iterator[str]:
     made = (o.makes[0] for o in checked.trace.operations if o.makes and o.makes[0] not in checked.dataflow.live)
     if any(is_lower_triangle(checked.trace[value]) for value in made):
         yield "it makes a causal mask"
+    sums = (checked.trace[o.reads[0]] for o in checked.trace.operations if bare(o) == "cumsum")
+    if any(x.ndim > 2 and x.is_floating_point() for x in sums):
+        yield "it sums over the past (cumsum)"
     if CAUSAL.search(type(model).__doc__ or ""):
         yield f"the docstring of {name} says so"
 

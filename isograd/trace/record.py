@@ -356,6 +356,8 @@ def tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
         items = tree.items()
     elif isinstance(tree, tuple | list):
         items = enumerate(tree)
+    elif isinstance(tree, torch.distributions.Distribution):
+        items = ((name, part) for name, part in vars(tree).items() if not name.startswith("_"))
     for key, part in items:
         for below, tensor in tensors(part):
             yield f"{key}.{below}" if below else str(key), tensor

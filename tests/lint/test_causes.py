@@ -636,3 +636,44 @@ PICTURES, SERIES = (2, 3, 16, 16), (2, 8, 96)
 )
 def test_data_that_is_cut_as_it_lies_in_memory(shape: Any, size: int, cut: Any, named: bool) -> None:
     assert ("axes-mixed" in isograd.check(Cut(cut, size), torch.randn(shape)).codes) is named
+
+
+class Actor(nn.Module):
+    """A policy's distribution, and a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.policy, self.value = nn.Linear(6, 16), nn.Linear(16, 4), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.body(x).tanh()
+        return torch.distributions.Categorical(logits=self.policy(h)), self.value(h)
+
+
+def test_a_distribution_is_an_output() -> None:
+    assert not [f for f in isograd.check(Actor(), torch.randn(5, 6)) if f.severity != "info"]
+
+
+class Summed(nn.Module):
+    """A linear attention over ids, whose normalizer sums the keys of the past, or of the whole text."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.mix, self.head = nn.Embedding(60, 16), nn.Linear(16, 48), nn.Linear(16, 60)
+        self.norm, self.out, self.causal = nn.LayerNorm(16), nn.Linear(16, 16), causal
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.tokens(input_ids)
+        q, k, v = self.mix(self.norm(x)).chunk(3, -1)
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        past = (k[..., None] * v[..., None, :]).cumsum(1)
+        keys = k.cumsum(1) if self.causal else k.sum(1, keepdim=True)
+        read = torch.einsum("btd,btde->bte", q, past) / (q * keys).sum(-1, keepdim=True)
+        return self.head(x + self.out(read))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_sum_over_the_past_says_that_a_model_is_causal(causal: bool) -> None:
+    found = {f.code for f in isograd.check(Summed(causal)) if f.severity == "error"}
+    assert ("future-leaks" in found) is not causal

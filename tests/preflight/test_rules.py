@@ -1,5 +1,6 @@
 """Each fault in several shapes is named, and healthy designs near it are not."""
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler, get_worker_info
 
 import isograd
 from tests.preflight.test_faults import loud
@@ -575,6 +576,88 @@ def test_partners_that_stand_in_a_batch_twice(passages: int) -> None:
 @pytest.mark.parametrize("parts", [(128, "scores"), (8, "equal ones left out")])
 def test_partners_that_stand_once_or_are_left_out(parts: Any) -> None:
     assert not named("false-negatives", retrieval(*parts))
+
+
+# A loss that is one value, a blank among the targets, rows that are never drawn, clipping that comes late.
+
+
+@pytest.mark.parametrize(("reference", "named_"), [("itself", True), ("a copy", False), ("another", False)])
+def test_a_reference_that_is_the_policy(reference: str, named_: bool) -> None:
+    model = deep()
+    other = model if reference == "itself" else copy.deepcopy(model)
+    if reference == "another":
+        other = deep().double().float()
+        nn.init.normal_(other[0][0].weight)  # type: ignore[index]
+
+    def preferred(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        mine, its = (m(x).log_softmax(-1).gather(-1, y[:, None]) for m in (model, other))
+        margin = mine - its.detach()
+        chosen, rejected = margin.chunk(2)
+        return -functional.logsigmoid(chosen - rejected).mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert named("loss-constant", setup(model=model, loss=preferred, optimizer=optimizer)) is named_
+
+
+def test_a_policy_loss_near_zero_is_no_constant() -> None:
+    def centred(model: nn.Module, batch: Any) -> Tensor:
+        logp = model(batch[0]).log_softmax(-1).gather(-1, batch[1][:, None]).squeeze(-1)
+        reward = batch[0].sum(1)
+        return -((logp - logp.detach()).exp() * (reward - reward.mean())).mean()
+
+    model = deep()
+    parts = setup(model=model, loss=centred, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not named("loss-constant", parts)
+
+
+@pytest.mark.parametrize(
+    ("blank", "flat", "named_"), [(None, False, True), (None, True, True), (6, False, False), (6, True, False)]
+)
+def test_a_blank_among_the_targets(blank: int | None, flat: bool, named_: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 7))
+    text, lengths = torch.randint(6, (96, 4)), torch.randint(2, 5, (96,))
+    options = {} if blank is None else {"blank": blank}
+
+    def ctc_of(model: nn.Module, batch: Any) -> Tensor:
+        x, y, n = batch
+        scores = model(x).log_softmax(-1).transpose(0, 1)
+        real = (
+            y[torch.arange(4) < n[:, None]]
+            if flat
+            else y.masked_fill(torch.arange(4) >= n[:, None], 6 if blank is None else 0)
+        )
+        return functional.ctc_loss(scores, real, torch.full((len(x),), 12), n, **options)
+
+    loader: Any = DataLoader(TensorDataset(torch.randn(96, 12, 8), text, lengths), 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert named("blank-in-targets", setup(model=model, loss=ctc_of, data=loader, optimizer=optimizer)) is named_
+
+
+@pytest.mark.parametrize(("each", "named_"), [(False, True), (True, False)])
+def test_a_weight_for_each_row(each: bool, named_: bool) -> None:
+    labels = torch.arange(96) % 4
+    weights = torch.ones(4)
+    sampler = WeightedRandomSampler((weights[labels] if each else weights).tolist(), 96)
+    loader: Any = DataLoader(TensorDataset(torch.randn(96, 8), labels), 8, sampler=sampler)
+    assert named("rows-never-drawn", setup(data=loader)) is named_
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_clipping_after_the_step(late: bool) -> None:
+    """At a limit that no gradient comes to: the order of the calls tells it."""
+    model = deep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batches: list[Any]) -> None:
+        optimizer.zero_grad()
+        loss(model, batches[0]).backward()
+        calls = [optimizer.step, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e3)]
+        for call in calls if late else calls[::-1]:
+            call()
+
+    assert named("clip-after-step", setup(model=model, optimizer=optimizer) | {"step": step}) is late
 
 
 # Ends of texts.

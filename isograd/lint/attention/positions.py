@@ -120,12 +120,13 @@ def _unused(checked: CheckedModel) -> tuple[str, str] | None:
     for name in named:
         if name in checked.parameters and name not in reached and not name.startswith(idle):
             return name, f"{name} is not applied"
+    read = {checked.trace.buffers[v] for v in checked.reaching if v in checked.trace.buffers}
     if (one := _looked_up_once(checked) or _one_row(checked, named)) is not None:
         return one, f"every position gets the same row of {one}"
     acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}
     for name in named:
         owner = name.rpartition(".")[0]  # it may have made another table as it ran, or have one for each kind of layer
-        waits = name in checked.parameters or "position_ids" in name or name.startswith(idle)
+        waits = name in checked.parameters or name in read or "position_ids" in name or name.startswith(idle)
         if not waits and (not owner or owner not in acting):
             return name, f"{name} is not applied"
     dead = (o for o in checked.trace.operations if bare(o) in ("cos", "sin") and checked.reaching.isdisjoint(o.makes))

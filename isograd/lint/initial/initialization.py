@@ -25,6 +25,7 @@ RULED_OUT = -1e4  # logits that some models give to classes that cannot be
 FAR = 1.25  # times off, above or below, that no sample of a matrix explains
 ALONE = 2.0  # times off, of one weight among its like in other layers
 MUCH = 2.5  # times what the other roles have: fused matrices and DeepNorm's beta of few layers have less
+NORMAL = 3**0.5  # std 1/sqrt(fan_in) over that of U(+-1/sqrt(fan_in)), torch's own: both are usual
 UNEQUAL = 1.35  # W_O over W_2, or the reverse, each over its scheme: torch's own layers have 1.26
 WRITES: tuple[tuple[str, Role], ...] = (("attn", "attn_out"), ("ffn", "ffn_out"))
 
@@ -210,7 +211,8 @@ def stds(checked: CheckedModel) -> Iterator[Finding]:
         odd = {role: ratio / usual for role, ratio in ratios.items() if ratio > MUCH * usual}
         writes = {role: ratios[role] for role in WRITES if role in ratios}
         if not odd and len(writes) == 2 and max(writes.values()) > UNEQUAL * min(writes.values()):
-            odd = {max(writes, key=lambda r: writes[r]): max(writes.values()) / min(writes.values())}
+            ratio = max(writes.values()) / min(writes.values())
+            odd = {} if abs(ratio - NORMAL) < 0.03 * NORMAL else {max(writes, key=lambda r: writes[r]): ratio}
         for (kind, role), ratio in odd.items():
             found = [part.name for part, _ in own if (part.site.kind, part.role) == (kind, role)]
             yield Finding(

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from isograd.errors import many
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.findings import Finding
 from isograd.lint.rules import Phase, rule
 from isograd.trace.dataflow import bare, different, numbered
-from isograd.trace.record import answer, anything, arguments, fitted, undisturbed
+from isograd.trace.record import answer, anything, arguments, fitted, tensors, undisturbed
 
 ROUNDS = 3
 DEAR = 5_000_000  # logits of a pass
@@ -302,9 +301,8 @@ def _loss(model: nn.Module, checked: CheckedModel, alone: bool = False) -> Tenso
     main = answer(output)
     draw = torch.Generator().manual_seed(1)
     terms: list[Tensor] = []
-    parts = main if alone else [output.to_tuple() if hasattr(output, "to_tuple") else output]
-    for part in tree_leaves(parts):
-        if not isinstance(part, Tensor) or not part.is_floating_point() or not part.numel():
+    for _, part in tensors(main if alone else output):
+        if not part.is_floating_point() or not part.numel():
             continue
         if part is main and checked.logits is not None and part.ndim >= 2 and part.shape[-1] > 1:
             rows = part.flatten(0, -2)

@@ -179,6 +179,9 @@ class LossMode(TorchFunctionMode):
             for k, v in kwargs.items()
             if k in ("ignore_index", "reduction", "label_smoothing", "weight", "log_target")
         }
+        if name == "ctc_loss":
+            named = dict(zip(("input_lengths", "target_lengths", "blank"), args[2:], strict=False)) | kwargs
+            settings |= {"blank": named.get("blank", 0), "lengths": named.get("target_lengths")}
         self.losses.append(
             LossCall(
                 name=name,

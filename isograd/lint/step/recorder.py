@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -102,6 +103,7 @@ class Recorder(LossMode):
         self._cleared: dict[int, float] = {}
         self.zeroed: list[int] = []  # after how many backward passes
         self.called: nn.Module | None = None  # what is called for an update: the model, or the part of it that is
+        self.clips: list[bool] = []  # of each call of clip_grad_norm_, whether the optimizer had used the gradients
         self._scale = 1.0
         self._unscaled: set[int] = set()
         self._stack = ExitStack()
@@ -120,6 +122,8 @@ class Recorder(LossMode):
             self._patch(torch.amp.GradScaler, name, self._noted(name))
         for kind in (*_kinds(Optimizer), nn.Module):
             self._patch(kind, "zero_grad", self._zeroed)
+        for place in (nn.utils, clip_grad):
+            self._patch(place, "clip_grad_norm_", self._clips)
         super().__enter__()
         return self
 
@@ -225,6 +229,9 @@ class Recorder(LossMode):
             if step.later is None:
                 held = self._parameters(step.optimizer)
                 step.later = _norm([p.grad for p in held if p.grad is not None])
+
+    def _clips(self, parameters: Any, args: tuple[Any, ...]) -> None:
+        self.clips.append(bool(self.steps) and not self._fresh)
 
     def _zeroed(self, owner: Any, args: tuple[Any, ...]) -> None:
         """Gradients are about to be set to zero: what backward has brought of them is gone."""

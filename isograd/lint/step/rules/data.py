@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from isograd.lint.step.losses import CLASSES, NUMBERS
 from isograd.lint.step.reading import replaced
@@ -92,7 +92,13 @@ def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Results:
             "same-rows", "error", "all rows of a batch are equal", "draw a new sample for each row", min(rows)
         )
     loader = seen.setup.data
-    sampler = type(getattr(loader, "sampler", None)).__name__
+    drawn = getattr(loader, "sampler", None)
+    if isinstance(drawn, WeightedRandomSampler) and len(drawn.weights) < len(loader.dataset):  # type: ignore[attr-defined]
+        every, some = len(loader.dataset), len(drawn.weights)  # type: ignore[attr-defined]
+        message = f"WeightedRandomSampler has {some} weights for {every} rows: all but the first {some} are never drawn"
+        remedy = "give it one weight per row: class_weights[labels]"
+        yield finding("rows-never-drawn", "error", message, remedy, some / every)
+    sampler = type(drawn).__name__
     same = len(marks) > 2 and marks == again
     if same and sampler in ("RandomSampler", "WeightedRandomSampler"):
         yield finding(

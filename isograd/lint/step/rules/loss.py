@@ -8,7 +8,7 @@ from torch import Tensor
 
 from isograd.lint.step.losses import CLASSES, NUMBERS, LossCall
 from isograd.lint.step.rules import padding
-from isograd.lint.step.seen import Results, Seen, finding
+from isograd.lint.step.seen import Results, Seen, finding, mark
 from isograd.trace.record import undisturbed
 
 SHIFTED = {
@@ -23,6 +23,8 @@ EXACT = 0.03
 ALONG = 0.9  # cosine of gradients that are of one loss
 LOGS = {"nll_loss": ", or take cross_entropy of the logits", "kl_div": "", "ctc_loss": ""}  # take logarithms
 ROWS = 32  # of a batch that are compared with each other
+SAME = 1e-6  # of a loss
+NOTHING = 1e-3  # a loss whose parts cancel, as a policy's with centred rewards
 COPIED = 0.95  # the share of labels that are the inputs, moved
 
 
@@ -48,6 +50,18 @@ def _said(seen: Seen) -> Results:
                 "look for rows that are masked wholly, log(0), 0 / 0, or inputs that are not finite",
                 float(len(broken)),
             )
+    same = len(values) > 2 and all(abs(v - values[0]) <= SAME * abs(values[0]) for v in values)
+    moved = any(change for step in seen.steps for _, change, _ in step.moved.values())
+    if same and abs(values[0]) > NOTHING and moved and len({mark(b) for b in seen.batches[: len(values)]}) > 1:
+        yield finding(
+            "loss-constant",
+            "error",
+            f"the loss is {values[0]:.6g} in all {len(values)} backward passes, on different batches, while the weights"
+            " move: it compares something with itself",
+            "look at what is subtracted or divided; a reference or teacher needs weights of its own:"
+            " copy.deepcopy(model).requires_grad_(False).eval()",
+            values[0],
+        )
     if call is None:
         losses = [value for _, _, value in seen.record.backwards]
         yield f"formed by no function of torch.nn.functional{f', {losses[0]:.3g} at first' if losses else ''}"
@@ -159,6 +173,11 @@ def _form(seen: Seen) -> Results:
                     float(math.prod(spread)),
                 )
                 break
+        if call.name == "ctc_loss" and (share := _blanks(call)):
+            message = f"{share:.0%} of the targets are {call.settings['blank']}, which is the blank of ctc_loss"
+            remedy = "pass blank= as the model has it, often its last class, or begin the labels at 1"
+            yield finding("blank-in-targets", "error", message, remedy, share)
+            break
         if (wrong := _wrong(call)) and not _normalized(seen, call):
             message = f"{call.name} takes {wrong[0]} and got {wrong[1]}"
             yield finding("loss-of-probabilities", "error", message, wrong[2], call.value or 0.0)
@@ -173,6 +192,14 @@ def _form(seen: Seen) -> Results:
         )  # divided by the count later?
         if int(counts.sum()) and main.value is not None and main.reduction == "sum" and 2 * whole > abs(main.value):
             yield f"the sum over {int(counts.sum()):,} targets, not their mean"
+
+
+def _blanks(call: LossCall) -> float:
+    """The share of targets, up to their lengths, that are the blank."""
+    target, lengths = call.target, torch.as_tensor(call.settings.get("lengths"))
+    if target.ndim == 2:
+        target = target[torch.arange(target.shape[1], device=target.device) < lengths.to(target.device)[:, None]]
+    return float((target == call.settings["blank"]).float().mean()) if len(target) else 0.0
 
 
 def _regrouped(seen: Seen) -> Results:

@@ -153,6 +153,9 @@ def _length(scheduler: Any) -> int | None:
         value = getattr(scheduler, name, None)
         if isinstance(value, int) and value > 1:
             return value
+    given = [getattr(of, "keywords", {}).get("num_training_steps") for of in getattr(scheduler, "lr_lambdas", ())]
+    if given and isinstance(given[0], int):  # of transformers
+        return given[0]
     inner = getattr(scheduler, "_schedulers", None)
     if inner and getattr(scheduler, "_milestones", None):
         last = _length(inner[-1])

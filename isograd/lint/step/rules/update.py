@@ -142,14 +142,15 @@ def _gradients(seen: Seen) -> Results:
     after = [
         s for s in seen.steps if s.later is not None and 0 < s.later < 0.99 * s.norm and s.update < len(seen.steps)
     ]
-    if after and not clipped and len(after) >= max(1, len(steps) - 1):
+    late = len(seen.record.clips) >= len(steps) > 1 and all(seen.record.clips)
+    if late or (after and not clipped and len(after) >= max(1, len(steps) - 1)):
+        sizes = f" (from {after[0].norm:.3g} to {after[0].later:.3g})" if after else ""
         yield finding(
             "clip-after-step",
             "error",
-            f"gradients are clipped (from {after[0].norm:.3g} to {after[0].later:.3g}) after the optimizer has used"
-            " them",
+            f"gradients are clipped{sizes} after the optimizer has used them",
             "call clip_grad_norm_ before optimizer.step()",
-            after[0].norm,
+            (after or steps)[0].norm,
         )
     apiece = [(s, factors) for s in steps for factors in [_apiece(s)] if factors]
     if len(apiece) > len(steps) / 2:
