@@ -178,6 +178,32 @@ def test_objects_of_the_libraries_are_data(libraries: Any, new: bool, tmp_path: 
     assert plain(got["extra_state"]) == {"meter": {"sum": 1.0}}
 
 
+class Named:
+    """An enum's member as Python 3.11.2 stores it, or something else of an object."""
+
+    def __init__(self, of: Any, name: Any) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.of, self.name)
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
+def test_a_member_of_an_enum_by_its_name(libraries: Any, new: bool, tmp_path: Path) -> None:
+    backend = libraries["fairseq"].Backend
+    path = saved({"model": STATE, "cfg": Named(backend, "no_c10d")}, tmp_path / "model.pt", new)
+    assert plain(read_checkpoint(path)["cfg"]) == "no_c10d"
+    for of in (dict, "torch", [1]):
+        path = saved(
+            {"model": STATE, "cfg": Named(of, "clear" if of is dict else "__class__")}, tmp_path / "model.pt", new
+        )
+        if of is dict:  # a stand-in of it, of which nothing but the name is given
+            assert plain(read_checkpoint(path)["cfg"]) == "clear"
+            continue
+        with pytest.raises(CheckpointError, match=r"model\.pt.*builtins\.getattr"):
+            read_checkpoint(path)
+
+
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
 def test_what_is_cut_short_is_refused(new: bool, tmp_path: Path) -> None:
     path = saved({"model": {"w": torch.ones(500)}, "args": argparse.Namespace(a=1)}, tmp_path / "model.pt", new)

@@ -22,7 +22,9 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from isograd.errors import CheckpointError, first_line
 
 _KNOWN = ("fairseq.", "omegaconf.", "typing.", "numpy.core.multiarray.", "numpy._core.multiarray.")
+GETATTR = "builtins.getattr"  # stands for a function of our own, see `_load`
 _NAMED = (
+    GETATTR,
     "argparse.Namespace",
     "collections.defaultdict",
     "numpy.dtype",
@@ -103,11 +105,19 @@ def tensors(value: Any) -> dict[str, Tensor]:
 def _load(path: Path, names: set[str]) -> Any:
     """What torch reads with stand-ins for these names; the old format tells them one by one."""
     unknown = sorted(today for name in names if not (today := _today(name)).startswith(_KNOWN) and today not in _NAMED)
+    refused = f"{path}: refused, nothing of it was run: it wants"
     if unknown:
-        raise CheckpointError(f"{path}: refused, nothing of it was run: it wants {', '.join(unknown)}")
-    kinds = {"argparse.Namespace": Options, "collections.defaultdict": _dict}
+        raise CheckpointError(f"{refused} {', '.join(unknown)}")
+
+    def member(of: Any, name: Any) -> Any:
+        """Of an enum, its name: as Python 3.11.0 to 3.11.3 store it. Nothing is looked up."""
+        if of is not Remains or not isinstance(name, str):
+            raise CheckpointError(f"{refused} {GETATTR}")
+        return name
+
+    kinds = {"argparse.Namespace": Options, "collections.defaultdict": _dict, GETATTR: member}
     try:
-        with warnings.catch_warnings(), safe_globals([(kinds.get(name, Remains), name) for name in names]):
+        with warnings.catch_warnings(), safe_globals([(kinds.get(_today(name), Remains), name) for name in names]):
             warnings.simplefilter("ignore")  # of old storages
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
