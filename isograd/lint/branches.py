@@ -16,6 +16,7 @@ from isograd.trace.dataflow import LAYOUT, PRODUCTS, SCALING, bare, different
 from isograd.trace.record import Operation
 from isograd.trace.sublayers import TracedSublayer
 
+COLOURS = 3
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 BENT = frozenset((
     "relu", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "hardtanh", "mish", "softplus", "celu", "clamp",
@@ -150,7 +151,8 @@ def views(checked: CheckedModel) -> Iterator[Finding]:
 
 def _mixed(checked: CheckedModel) -> Iterator[tuple[Operation, int, str, str]]:
     """Views that give two axes each other's length and move nothing: (a, b, c, d) as (a c, b, d) or (a, c, b, d); that
-    cut data into runs where squares were meant; or that part axes otherwise than another one has joined them.
+    cut data into runs where squares were meant; or that part axes otherwise than another one has joined them
+    which were stacked.
     """
     dataflow, trace = checked.dataflow, checked.trace
     seen = [o for o in trace.operations if bare(o) in VIEWS and len(dataflow.data(o)) == 1]
@@ -173,10 +175,11 @@ def _mixed(checked: CheckedModel) -> Iterator[tuple[Operation, int, str, str]]:
             said = (
                 f"a view cuts {before} into {after[1]} runs of {after[2]} numbers as they lie in memory, parts of one"
             )
-            said += f" channel, and not {f'{side} by {side}' if len(before) == 4 else f'{side} steps of all channels'}"
-            remedy = "cut squares: F.unfold(x, p, stride=p).transpose(1, 2), or a convolution with stride p; of series"
-            yield operation, after[1], said, f"{remedy}, x.transpose(1, 2) first"
-    joined = [(o, *axes) for o, before, after in shapes if (axes := _joined(before, after))]
+            said += f" channel, and not {side} by {side}"
+            remedy = "cut squares: F.unfold(x, p, stride=p).transpose(1, 2), or a convolution with stride p"
+            yield operation, after[1], said, remedy
+    stacked = [one for one in shapes if (made := trace.made_by(one[0].reads[0])) is not None and bare(made) == "stack"]
+    joined = [(o, *axes) for o, before, after in stacked if (axes := _joined(before, after))]
     for operation, before, after in shapes:
         axis, first, second = _joined(after, before) or (0, 0, 0)
         for other, *others in joined if first != second else ():
@@ -197,21 +200,17 @@ def _is_data(checked: CheckedModel, value: int) -> bool:
 
 
 def _runs(before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
-    """The side of the squares (b, c, h, w), or pieces (b, c, t), that as many runs of as many numbers were to be.
+    """The side of the squares of a picture in colours, (b, 3, h, w), that as many runs of as many numbers were to be.
 
-    >>> _runs((2, 3, 32, 32), (2, 64, 48)), _runs((2, 3, 32, 32), (2, 3, 1024)), _runs((2, 8, 96), (2, 12, 64))
-    (4, None, 8)
-    >>> _runs((2, 96, 8), (2, 12, 64)), _runs((2, 1, 16, 16), (2, 16, 16))
-    (None, None)
+    >>> _runs((2, 3, 32, 32), (2, 64, 48)), _runs((2, 3, 32, 32), (2, 3, 1024)), _runs((2, 1, 16, 16), (2, 16, 16))
+    (4, None, None)
     """
-    if len(before) not in (3, 4) or len(after) != 3 or before[0] != after[0]:
+    if len(before) != 4 or before[1] != COLOURS or len(after) != 3 or before[0] != after[0]:
         return None
-    channels, *sizes = before[1:]
-    side = round((after[2] / channels) ** (1 / len(sizes)))
-    count = math.prod(size // max(1, side) for size in sizes)
-    whole = side > 1 and all(size % side == 0 for size in sizes) and side ** len(sizes) * channels == after[2]
-    rows = after[1] == before[1] or (channels == 1 and after[1] == sizes[0])
-    return side if whole and count == after[1] > 1 and not rows and channels < sizes[-1] else None
+    height, width = before[2:]
+    side = round((after[2] / COLOURS) ** 0.5)
+    whole = side > 1 and height % side == width % side == 0 and side * side * COLOURS == after[2]
+    return side if whole and after[1] == height * width // side**2 != COLOURS else None
 
 
 def _joined(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, int, int] | None:

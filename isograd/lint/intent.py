@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from isograd.errors import hint
-from isograd.trace.dataflow import bare
 
 if TYPE_CHECKING:
     from isograd.lint.checked_model import CheckedModel
@@ -158,8 +157,9 @@ def says_shared(checked: "CheckedModel") -> bool:
     return any(SHARED.search(name) for name in names)
 
 
-TIED = re.compile(r"(^|_)tied?(_|$)|tying|share_\w*(out|head|softmax)", re.I)
-SHARES = re.compile(r"(^|_)shared?_(\w+_)?emb", re.I)  # of two tables with each other, where there are two
+TIED = re.compile(  # whole names, since much else is tied or shared: encoders with decoders, queries with keys, layers
+    r"weight_tying|tie_weights|tie_word_embeddings|tied?_(lm_)?head|share_(decoder_)?input_output_embed\w*", re.I
+)
 
 
 def says_tied(checked: "CheckedModel") -> str | None:
@@ -171,9 +171,7 @@ def says_tied(checked: "CheckedModel") -> str | None:
     settings = [dict(vars(m)) for m in checked.model.modules()]
     parts = [part for own in settings for name, part in own.items() if not name.startswith("_")]
     settings += [vars(part) for part in parts if is_dataclass(part) or isinstance(part, SimpleNamespace)]
-    names = [name for own in settings for name, said in own.items() if said is True and "untie" not in name]
-    one = sum(checked.tables.values()) == 1
-    return next((name for name in names if TIED.search(name) or (one and SHARES.search(name))), None)
+    return next((name for own in settings for name, said in own.items() if said is True and TIED.fullmatch(name)), None)
 
 
 def _signs(checked: "CheckedModel") -> Iterator[str]:
@@ -196,9 +194,6 @@ def _signs(checked: "CheckedModel") -> Iterator[str]:
     made = (o.makes[0] for o in checked.trace.operations if o.makes and o.makes[0] not in checked.dataflow.live)
     if any(is_lower_triangle(checked.trace[value]) for value in made):
         yield "it makes a causal mask"
-    sums = (checked.trace[o.reads[0]] for o in checked.trace.operations if bare(o) == "cumsum")
-    if any(x.ndim > 2 and x.is_floating_point() for x in sums):
-        yield "it sums over the past (cumsum)"
     if CAUSAL.search(type(model).__doc__ or ""):
         yield f"the docstring of {name} says so"
 

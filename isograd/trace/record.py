@@ -12,10 +12,10 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -356,8 +356,8 @@ def tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
         items = tree.items()
     elif isinstance(tree, tuple | list):
         items = enumerate(tree)
-    elif isinstance(tree, torch.distributions.Distribution):
-        items = ((name, part) for name, part in vars(tree).items() if not name.startswith("_"))
+    elif isinstance(tree, torch.distributions.Distribution | SimpleNamespace) or is_dataclass(tree):
+        items = vars(tree).items() if hasattr(tree, "__dict__") else ()
     for key, part in items:
         for below, tensor in tensors(part):
             yield f"{key}.{below}" if below else str(key), tensor

@@ -48,7 +48,7 @@ STOREYS = {
 }
 LEVELS = [rooms for levels in STOREYS.values() for rooms in levels]
 BUDGET = {  # files and lines of a storey, at most; raised only with a sentence in CHANGELOG
-    "core": (173, 35_050),
+    "core": (173, 35_080),
     "convert": (45, 8_200),
     "lab": (113, 25_080),
     "papers": (42, 6_760),

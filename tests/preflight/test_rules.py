@@ -511,29 +511,54 @@ def test_workers_that_share_the_work(dataset: Any, workers: int, options: Parts)
     assert not named("workers-alike", read_by(dataset, workers, **options))
 
 
-class Masked(Noisy):
-    """Rows with weights, of a mask that is made once: given away itself, or a copy of it."""
+class Faded(Noisy):
+    """Rows that are made smaller: where they are kept, or in a copy; and what a data set may write to besides."""
 
     def __init__(self, how: str) -> None:
         super().__init__("none")
-        self.how, self.mask, self.seen = how, torch.ones(8), torch.zeros(96)
+        self.how, self.seen, self.filled = how, torch.zeros(96), np.zeros((96, 8), np.float32)
         self.own = torch.Generator().manual_seed(0)
 
     def __getitem__(self, i: int) -> Any:
-        mask = self.mask if self.how == "itself" else self.mask.clone()
-        mask[i % 8] = 0.0
-        self.seen[i] += 1  # what it counts changes no row
-        noise = torch.randn(8, generator=self.own) if self.how == "own noise" else 0.0
-        if self.how == "a step at a time":
-            return self.x[i] * min(1.0, float(self.seen.sum()) / 10), i % 4
-        return self.x[i] * mask + noise, i % 4
+        row = self.x[i] if self.how in ("itself", "array") else self.x[i].clone()
+        if self.how == "array":
+            row = torch.from_numpy(self.filled[i])
+            row += 1.0
+        row *= 0.9
+        self.seen[i] += 1
+        if self.how == "filled in":
+            self.filled[i] = row.numpy()
+            return torch.from_numpy(self.filled[i]), i % 4
+        if self.how == "own noise":
+            row = row + torch.randn(8, generator=self.own)
+        return row, i % 4
 
 
-def test_rows_that_change_by_being_read() -> None:
-    assert named("data-changes", read_by(Masked("itself"), 0))
+class Strings(Noisy):
+    """With arrays that are no numbers, and rows that are not found by 0."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.names = np.array(["a", "b"])
 
 
-@pytest.mark.parametrize("dataset", [Masked("copy"), Noisy(), Noisy(np.random.RandomState(0)), InTurn()])
+@pytest.mark.parametrize("how", ["itself", "array"])
+def test_rows_that_change_by_being_read(how: str) -> None:
+    assert named("data-changes", read_by(Faded(how), 0))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Faded("copy"),
+        Faded("filled in"),
+        Faded("own noise"),
+        Noisy(),
+        Noisy(np.random.RandomState(0)),
+        InTurn(),
+        Strings(),
+    ],
+)
 def test_rows_that_stay_or_are_drawn(dataset: Any) -> None:
     assert not named("data-changes", read_by(dataset, 0))
 

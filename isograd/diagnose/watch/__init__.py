@@ -80,7 +80,7 @@ HARDER = 0.5  # of a rise, that other targets have to explain
 COPIED = 300_000_000  # parameters of a model that is looked at while it trains
 SIGNALS = (
     frozenset(_FOLLOWS_FROM)
-    | {"base", "broadcast", "ids", "eval-mode", "probabilities", "rounded", "resume", "ranks", "schedule", "state"}
+    | {"base", "ids", "eval-mode", "probabilities", "rounded", "resume", "ranks", "schedule", "state"}
     | {signal for known in _FOLLOWS_FROM.values() for signal in known}
 )
 _BY_TARGETS = {"low", "stall", "unigram"}  # signals of a loss that is measured against its targets

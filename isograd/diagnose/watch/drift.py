@@ -30,7 +30,8 @@ STAYS = 10  # readings in evaluation mode
 LEAST = 40  # readings of a run whose schedule is judged
 RISING = 0.9  # of the readings, after which the rate still rises
 ASKED = 0.9  # of the rate that was asked for
-NOTHING = 1e-3  # of the highest rate
+NOTHING = 1e-5  # of the highest rate
+LONG = 0.8  # of the updates
 EVERY = 100  # readings from one comparison of processes to the next
 
 
@@ -203,13 +204,13 @@ class Rates:
         self._peaks = [max(pair) for pair in zip(rates, self._peaks, strict=True)]
         low = [r < NOTHING * p for r, p in zip(rates, self._peaks, strict=True) if p and (r or not largest)]
         self._since = self._since + 1 if any(low) else 0
-        if self._since < LEAST or self._since < len(self.largest) / 2:
+        if self._since < LEAST or self._since < LONG * len(self.largest):
             return []
         self._done = True
         which = "the learning rate" if all(low) else f"the rate of {sum(low)} of {len(rates)} parameter groups"
         return [alarm(
             step, "schedule", None,
-            f"{which} has been below a thousandth of its peak for {self._since} of {len(self.largest)} updates",
+            f"{which} has been below 1/100,000 of its peak for {self._since} of {len(self.largest)} updates",
             "the schedule ended long before the run, or a factor is multiplied into the rate at every step"
             " instead of once",
             "build the schedule for all updates of the run, and compute each group's rate from its first one",

@@ -21,7 +21,7 @@ from isograd.diagnose.watch.steps import OptimizerSettings
 from isograd.diagnose.watch.writers import Row, alarm
 from isograd.errors import many
 from isograd.lint.initial.weights import REGISTER, UNREGISTERED, in_python
-from isograd.lint.step.rules.optimizer import FREEZE, with_adapters
+from isograd.lint.step.rules.optimizer import FREEZE, MOST, with_adapters
 
 FIRST = 12  # readings after which what has not moved will not
 EVERY = 50  # readings from one later look to the next
@@ -139,7 +139,7 @@ class Updates:
         """Adapters have gradients, and so do most matrices of the base below them."""
         adapters, base, trained = with_adapters(self._named)
         graded = [n for n in trained if base[n].grad is not None]
-        if not any(p.grad is not None for p in adapters.values()) or len(graded) <= len(base) / 2:
+        if not any(p.grad is not None for p in adapters.values()) or len(graded) <= MOST * len(base):
             return []
         symptom = f"{len(graded)} of {len(base)} matrices of the base train beside the adapters"
         return [

@@ -29,6 +29,12 @@ SPEAKS = re.compile(
 )
 
 
+OTHER = re.compile(r"cache|mem|mean|bias|mask", re.I)  # zeros that are filled as a model runs or is fitted
+TABLE = re.compile(  # pos_embed, pe, positional_encoding.weight, cos_cached; no bias, mask, cache or mean
+    r"(^|[._])(wpe|pe|pos(ition(s|al)?)?(_?(emb|enc)\w*)?|(cos|sin)(_cached)?|freqs_cis)(\.weight)?$", re.I
+)
+
+
 @rule(Phase.POSITIONS, "positions-missing", hides=("parameter-unused",))
 def missing(checked: CheckedModel) -> Iterator[Finding]:
     """A model of tokens for which the order of the earlier ones does not count, though a part of it is about order."""
@@ -38,7 +44,7 @@ def missing(checked: CheckedModel) -> Iterator[Finding]:
     views = [seen.view for a in attentions if (seen := seen_by(a)) is not None]
     mixing = [s for s in checked.token_stacks for t in s.sublayers if t.kind == "mix"]  # recurrences tell the order
     blind = attentions and not mixing and checked.places_vary is None and all(_blind(checked, a) for a in attentions)
-    if attentions and (empty := _empty(checked, by_name=not blind)) is not None:
+    if attentions and (empty := _empty(checked)) is not None:
         yield Finding(
             address=empty,
             measured=float(len(attentions)),
@@ -94,17 +100,12 @@ def _blind(checked: CheckedModel, attention: MeasuredAttention) -> bool:
     return bool(gap <= BLIND * (result - x)[:, -1].abs().max())
 
 
-def _empty(checked: CheckedModel, *, by_name: bool) -> str | None:
-    """A table that is read and not trained, all of whose entries are 0, with a row for each position; `by_name`: and
-    with a name that says so.
-    """
+def _empty(checked: CheckedModel) -> str | None:
+    """A table of positions by its whole name, read and not trained, all of whose entries are 0."""
     read = {x for of in (checked.trace.names, checked.trace.buffers) for v, x in of.items() if v in checked.reaching}
-    time = max((checked.trace[s.first].shape[-2] for s in checked.token_stacks), default=1)
     frozen = ((n, p) for n, p in checked.model.named_parameters() if not p.requires_grad)
     for name, table in (*checked.model.named_buffers(), *frozen):
-        rows = any(size >= max(2, time) for size in table.shape[:-1])  # one for each position
-        about = rows and SPEAKS.search(name) if by_name else rows or SPEAKS.search(name)
-        if about and name in read and table.is_floating_point() and table.numel() > 1 and not anything(table):
+        if name in read and TABLE.search(name) and table.ndim > 1 and table.is_floating_point() and not anything(table):
             return name
     return None
 
@@ -121,6 +122,12 @@ def _unused(checked: CheckedModel) -> tuple[str, str] | None:
         if name in checked.parameters and name not in reached and not name.startswith(idle):
             return name, f"{name} is not applied"
     read = {checked.trace.buffers[v] for v in checked.reaching if v in checked.trace.buffers}
+    time = max((checked.trace[s.first].shape[-2] for s in checked.token_stacks), default=1)
+    for name, table in checked.model.named_buffers():
+        rows = any(size >= time for size in table.shape[:-1]) and not OTHER.search(name)  # one for each position
+        about = name in read and table.is_floating_point() and (name in named or rows)
+        if about and table.numel() > 1 and not anything(table):
+            return name, f"{name} is all zeros, as a buffer that was built on the meta device and never filled"
     if (one := _looked_up_once(checked) or _one_row(checked, named)) is not None:
         return one, f"every position gets the same row of {one}"
     acting = {o.module for o in checked.trace.operations if not checked.reaching.isdisjoint(o.makes)}

@@ -55,7 +55,7 @@ def batch(checked: CheckedModel) -> Iterator[Finding]:
         by_place = ((alike - alike[:1]).abs().max() / alike.abs().max().clamp_min(1e-30)).item()
     most = max(gaps, key=lambda n: gaps[n])
     gap = 0.0 if pairs and len(beside) > 1 else gaps[most]
-    if by_place > PLACED:
+    if by_place > PLACED and not checked.routed:  # experts that are full leave out what comes last
         mixes = first_mixing(checked, as_given(checked, named | first), count, alike=True)
         yield Finding(
             address=mixes.module if mixes else next(iter(first)),

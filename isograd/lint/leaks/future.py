@@ -90,13 +90,18 @@ def _first_ahead(checked: CheckedModel) -> str | None:
 
 
 def _is_lopsided(checked: CheckedModel) -> bool:
-    """Whether a sublayer reads all of the past and little of the future, as a recurrence after a wide convolution."""
+    """Whether each sublayer that mixes positions reads all of the past and little of the future, as a recurrence after
+    a wide convolution does; no attention, which has tokens that all see, and no layers in turns.
+    """
+    if checked.attentions:
+        return False
+    found = []
     for stack in checked.anatomy.stacks:
         for one in stack.sublayers if stack.time is not None else ():
             first, last = (checked.dataflow.moved_at(one.read, one.total, stack.time or 0, at) for at in (0, -1))
-            if first is not None and last is not None and first.all() and 0 < int(last[:-1].sum()) <= len(last) / 3:
-                return True
-    return False
+            if first is not None and last is not None and (first[1:].any() or last[:-1].any()):
+                found.append(bool(first.all()) and 0 < int(last[:-1].sum()) <= len(last) / 3)
+    return bool(found) and all(found)
 
 
 def _last_only(checked: CheckedModel) -> Iterator[Finding]:

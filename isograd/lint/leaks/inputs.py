@@ -95,6 +95,8 @@ def reach_of(checked: CheckedModel, name: str) -> Tensor | None:
     """(output position, input position) -> whether the one changes with the other."""
     named = named_inputs(checked)
     x = named[name][:1]
+    if x.ndim > 2 and not x.is_floating_point():  # several codes at each position: which axis is time, is not known
+        return None
     time = x.shape[1]
     rows = x.repeat(time + 1, *[1] * (x.ndim - 1))
     other = others(checked, x)

@@ -5,7 +5,7 @@ from typing import Any
 from isograd.lint.checked_model import CheckedModel
 from isograd.lint.leaks.inputs import CHANGED
 from isograd.lint.norms import STATISTICS
-from isograd.trace.dataflow import NORMS, bare
+from isograd.trace.dataflow import LAYOUT, NORMS, bare
 from isograd.trace.record import Operation, record
 
 
@@ -30,7 +30,7 @@ def first_mixing(checked: CheckedModel, inputs: Any, count: int, alike: bool = F
         if a.name != b.name or a.makes != b.makes or a.reads != b.reads:
             return None
         of = [v for v in a.reads if v in checked.dataflow.live] if alike else a.reads
-        if a.makes and of and moved(a.makes[0]) and not any(moved(v) for v in of):
+        if bare(a) not in LAYOUT and a.makes and of and moved(a.makes[0]) and not any(moved(v) for v in of):
             return a
     return None
 

@@ -301,7 +301,8 @@ def _loss(model: nn.Module, checked: CheckedModel, alone: bool = False) -> Tenso
     main = answer(output)
     draw = torch.Generator().manual_seed(1)
     terms: list[Tensor] = []
-    for _, part in tensors(main if alone else output):
+    every = (torch.view_as_real(x) if x.is_complex() else x for _, x in tensors(main if alone else output))
+    for part in every:
         if not part.is_floating_point() or not part.numel():
             continue
         if part is main and checked.logits is not None and part.ndim >= 2 and part.shape[-1] > 1:

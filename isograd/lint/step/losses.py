@@ -173,6 +173,8 @@ class LossMode(TorchFunctionMode):
             return None
         if not (self._all or torch.is_grad_enabled()):
             return None
+        if torch._C._functorch.is_functorch_wrapped_tensor(given):  # a gradient for each row, by vmap
+            return None
         value = float(found.detach()) if isinstance(found, Tensor) and found.ndim == 0 else None
         settings = {
             k: v

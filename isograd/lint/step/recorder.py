@@ -123,7 +123,9 @@ class Recorder(LossMode):
         for kind in (*_kinds(Optimizer), nn.Module):
             self._patch(kind, "zero_grad", self._zeroed)
         for place in (nn.utils, clip_grad):
-            self._patch(place, "clip_grad_norm_", self._clips)
+            old = vars(place)["clip_grad_norm_"]
+            self._stack.callback(vars(place).__setitem__, "clip_grad_norm_", old)
+            vars(place)["clip_grad_norm_"] = self._clips(old)
         super().__enter__()
         return self
 
@@ -230,8 +232,18 @@ class Recorder(LossMode):
                 held = self._parameters(step.optimizer)
                 step.later = _norm([p.grad for p in held if p.grad is not None])
 
-    def _clips(self, parameters: Any, args: tuple[Any, ...]) -> None:
-        self.clips.append(bool(self.steps) and not self._fresh)
+    def _clips(self, old: Callable[..., Any]) -> Callable[..., Any]:
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            given = args[0] if args else kwargs.pop("parameters", ())
+            given = [given] if isinstance(given, Tensor) else list(given)
+            most = args[1] if len(args) > 1 else kwargs.get("max_norm", math.inf)
+            if math.isfinite(float(most)):  # else the norm is asked for
+                mine = {id(p) for p in given if p.grad is not None}
+                held = {id(p) for p in self._parameters(self.steps[-1].optimizer)} if self.steps else set()
+                self.clips.append(bool(mine) and mine <= held and not self._fresh)
+            return old(given, *args[1:], **kwargs)
+
+        return clip
 
     def _zeroed(self, owner: Any, args: tuple[Any, ...]) -> None:
         """Gradients are about to be set to zero: what backward has brought of them is gone."""

@@ -32,20 +32,13 @@ from isograd.diagnose.watch import Watch, watch
 from isograd.diagnose.watch.drift import Ranks
 from isograd.diagnose.watch.updates import Thrown
 from isograd.diagnose.watch.writers import alarm
-from isograd.lint.step.losses import squared
 
 if TYPE_CHECKING:
     from isograd.diagnose.watch.loops.spikes import Spikes
 
 SCORES = ("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits")
-PROBABLE = {
-    "cross_entropy": (
-        "it applies a softmax of its own, and the loss hardly falls",
-        "give it the logits; take the softmax out",
-    ),
-    "nll_loss": ("it takes their logarithms", "give it log_softmax(logits), or take cross_entropy of the logits"),
-}
-LOOKS = 3  # updates in which scores are looked at
+LOOKS = 3  # losses whose scores are looked at
+FEW = 1e-3  # that rows of probabilities may miss 1 by
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 MODULES = 64  # called before the optimizer's first step, that are remembered
 WAITS = 10  # backward passes without an optimizer's step, after which each is taken for an update made by hand
@@ -77,7 +70,7 @@ class ScriptWatch:
         self._backwards = self._updates = 0
         self._begun: list[Tensor] = []  # of the weights, at the first backward pass
         self._schedules: dict[int, tuple[LRScheduler, int]] = {}
-        self._taken: dict[int, int] = {}  # of optimizers, by id: steps of the state that they were given
+        self._taken: dict[int, tuple[int, float]] = {}  # of optimizers, by id: of their loaded state
         self._inner = False
         self._off = 0  # updates in a row with another rate than the schedule's
         self._unclipped: dict[nn.Parameter, Tensor] = {}  # of the first update, clipped before its optimizer is known
@@ -87,8 +80,7 @@ class ScriptWatch:
         self._begins: dict[int, int] = {}  # of optimizers, by id: updates before their first
         self._thrown = Thrown([])
         self._loads = self._failed = False
-        self._squared = 0  # predictions that were subtracted from each of as many targets, until that is reported
-        self._sums_to_one = ""  # the loss whose scores are probabilities, until that is reported
+        self._probable = 0  # calls of cross_entropy that were given probabilities, in a row; -1 after it was reported
         self._process = os.getpid()
         self._launched = "WORLD_SIZE" in os.environ  # each process by a launcher, and so watched, and not by the script
         self.stepped = False  # whether any optimizer did
@@ -99,7 +91,6 @@ class ScriptWatch:
         for name in SCORES:
             self._replace(functional, name, self._scored)
         self._replace(torch.amp.GradScaler, "scale", self._scales)
-        self._replace(Tensor, "__sub__", self._subtracts)
         self._replace(DataLoader, "__iter__", self._loaded)
         self._replace(nn.Module, "load_state_dict", self._put_back)
         self._replace(Optimizer, "load_state_dict", self._resumed)
@@ -177,8 +168,8 @@ class ScriptWatch:
                 return old(input, target, *args, **kwargs)
             if old.__name__ == "cross_entropy" and not target.is_floating_point():
                 self._target = target
-            if self._updates < LOOKS and not self._sums_to_one:
-                self._guarded(self._look_at_scores, old.__name__, input)
+            if old.__name__ == "cross_entropy" and 0 <= self._probable < LOOKS and input.requires_grad:
+                self._guarded(self._look_at_scores, input)
             if self._spikes is not None and self._spikes.running is not None:
                 target = self._spikes.running.target(target)
             self._scoring = True
@@ -191,21 +182,12 @@ class ScriptWatch:
         setattr(score, "__original_fn", old)
         return score
 
-    def _look_at_scores(self, name: str, scores: Tensor) -> None:
-        """Whether the loss is given probabilities, and takes logits or their logarithms."""
-        if name not in PROBABLE or scores.ndim < 2 or scores.shape[1] < 2 or not scores.is_floating_point():
-            return
-        x = scores.detach().float()
-        if bool((x >= 0).all()) and bool(((x.sum(1) - 1).abs() < 1e-3).all()):
-            self._sums_to_one = name
-
-    def _subtracts(self, old: Any) -> Any:
-        def sub(a: Tensor, b: Any) -> Any:
-            if self._updates < LOOKS and not self._squared:
-                self._squared = squared(a, b)
-            return old(a, b)
-
-        return sub
+    def _look_at_scores(self, scores: Tensor) -> None:
+        """Whether cross-entropy is given probabilities, not all alike, where it takes logits."""
+        with suppress(RuntimeError):  # under torch.func
+            x = scores.detach().float()
+            probable = x.ndim > 1 and x.shape[1] > 1 and bool((x >= 0).all()) and float(x.std()) > FEW
+            self._probable = self._probable + 1 if probable and bool(((x.sum(1) - 1).abs() < FEW).all()) else -1
 
     def _loaded(self, old: Any) -> Any:
         def iterate(loader: Any) -> Any:
@@ -225,21 +207,19 @@ class ScriptWatch:
         """Whether weights that are put back after some updates are the very tensors that were trained on since."""
         mine = {p.data_ptr() for p in module.parameters() if p.ndim > 1}
         trained = self._model is not None and self._updates >= WAITS and any(m is module for m in self._model.modules())
-        if (
-            trained
-            and self.watch is not None
-            and mine <= {x.data_ptr() for x in tree_leaves(state) if isinstance(x, Tensor)} != set()
-        ):
+        given = {x.data_ptr() for x in tree_leaves(state) if isinstance(x, Tensor)}
+        known = self.watch is None or any(row["signal"] == "state" for row in self.watch.warnings)
+        if trained and mine and mine <= given and self.watch is not None and not known:
             what = "load_state_dict is given the model's own weights: it changes nothing"
             cause = "state_dict() holds the weights themselves, no copy: what was kept earlier was trained on since"
-            self.watch.report(
-                alarm(self._updates, "state", None, what, cause, "keep copy.deepcopy(model.state_dict())")
-            )
+            remedy = "keep copy.deepcopy(model.state_dict())"
+            self.watch.report(alarm(self._updates, "state", None, what, cause, remedy))
 
     def _resumed(self, old: Any) -> Any:
         def load(optimizer: Optimizer, state: Any) -> Any:
             steps = [one.get("step", 0) for one in state.get("state", {}).values() if isinstance(one, dict)]
-            self._taken[id(optimizer)] = int(max(steps, default=0))
+            rates = [float(group.get("lr") or 0.0) for group in state.get("param_groups", ())]
+            self._taken[id(optimizer)] = int(max(steps, default=0)), max(rates, default=0.0)
             return old(optimizer, state)
 
         return load
@@ -276,8 +256,8 @@ class ScriptWatch:
             abs(a - float(b)) > 0.01 * abs(a) for a, b in zip(rates, last, strict=True)
         )
         self._off = self._off + 1 if off else 0
-        each, taken = times / max(1, self._updates), self._taken.get(id(optimizer), 0)
-        moves = any(rate != g.get("initial_lr") for rate, g in zip(rates, optimizer.param_groups, strict=True))
+        each, (taken, rate) = times / max(1, self._updates), self._taken.get(id(optimizer), (0, 0.0))
+        moves = rate > 0 and not 0.5 < max(rates, default=0.0) / rate < 2  # from where the state was
         name, processes = type(scheduler).__name__, int(os.environ.get("WORLD_SIZE", "1"))
         if self._updates == WAITS and each > 1.8 and round(each) != processes:  # accelerate steps once per process
             symptom = f"{name} is stepped {each:.0f} times per update"
@@ -472,15 +452,11 @@ class ScriptWatch:
         loss = self._loss()
         if loss is None or (self._spikes is not None and self._spikes.running is not None):
             return
-        if self._sums_to_one in PROBABLE:
-            what = f"{self._sums_to_one} is given probabilities: rows that are positive and sum to 1"
-            self.watch.report(alarm(self._updates, "probabilities", None, what, *PROBABLE[self._sums_to_one]))
-            self._sums_to_one = "reported"
-        if (n := self._squared) > 0:
-            what = f"predictions ({n}, 1) and targets ({n},) were subtracted into a square, each from each"
-            remedy = "give both one shape: predictions.squeeze(-1), or targets.unsqueeze(-1)"
-            self.watch.report(alarm(self._updates, "broadcast", None, what, "only the mean can be learned", remedy))
-            self._squared = -1
+        if self._probable == LOOKS:
+            what = "cross_entropy is given probabilities: rows that are positive and sum to 1"
+            cause = "it applies a softmax of its own, and the loss hardly falls"
+            self.watch.report(alarm(self._updates, "probabilities", None, what, cause, "give it the logits"))
+            self._probable = -1
         batch, self._earlier = None if self._is_whole() else self._given(), self._batch
         with suppress(ValueError):  # no gradient at all: a step that the script leaves out
             self.watch.step(loss, batch=batch)

@@ -26,7 +26,10 @@ UNRELATED = 0.1  # of a correlation
 FAR_ROWS = 64  # of the data, in equal steps
 ROWS_WITHOUT = 4  # targets, at least
 AGAIN = 8  # rows that are read twice
+SMALL = 10_000_000  # entries of what a data set holds
+WIDE = 4096  # entries of a row
 REPEATED = 0.1  # of the rows of a contrastive batch
+FEWER = 8  # times as many rows as weights
 SHARED = 8  # records that two workers give, at least
 SEQUENTIAL = ("SequentialSampler",)
 
@@ -93,11 +96,11 @@ def _repeated(seen: Seen, marks: list[str], again: list[str]) -> Results:
         )
     loader = seen.setup.data
     drawn = getattr(loader, "sampler", None)
-    if isinstance(drawn, WeightedRandomSampler) and len(drawn.weights) < len(loader.dataset):  # type: ignore[attr-defined]
+    if isinstance(drawn, WeightedRandomSampler) and FEWER * len(drawn.weights) < len(loader.dataset):  # type: ignore[attr-defined]
         every, some = len(loader.dataset), len(drawn.weights)  # type: ignore[attr-defined]
         message = f"WeightedRandomSampler has {some} weights for {every} rows: all but the first {some} are never drawn"
         remedy = "give it one weight per row: class_weights[labels]"
-        yield finding("rows-never-drawn", "error", message, remedy, some / every)
+        yield finding("rows-never-drawn", "warning", message, remedy, some / every)
     sampler = type(drawn).__name__
     same = len(marks) > 2 and marks == again
     if same and sampler in ("RandomSampler", "WeightedRandomSampler"):
@@ -153,41 +156,45 @@ def _workers(seen: Seen) -> Results:
 
 
 def _read_again(seen: Seen) -> Results:
-    """Rows that are others when they are read once more with the same random numbers, since reading them writes to what
-    the data holds; numbers that are filled in once, or drawn by a generator of its own, are none.
+    """Rows that are others when they are read once more with the same random numbers, since they are given away as the
+    memory that the data holds, and edited there.
     """
     rows = getattr(seen.setup.data, "dataset", None)
     if rows is None or isinstance(rows, IterableDataset):
         return
 
-    def read() -> list[str]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0), np.random.seed(0), random.seed(0)  # restored with all else
-            return [mark(rows[at]) for at in some]
+    def read() -> tuple[list[str], set[int], dict[int, str]]:
+        """Marks of the rows, where these lie in memory, and what the data holds by its place in memory."""
+        torch.manual_seed(0), np.random.seed(0), random.seed(0)  # restored with all else
+        given = [rows[at] for at in some]
+        there = {x.untyped_storage().data_ptr() for x in tree_leaves(given) if isinstance(x, Tensor)}
+        marks = [mark(row) for row in given]
+        return marks, there, {place: mark([x]) for place, x in _held(rows).items() if place in there}
 
-    some = [*range(min(AGAIN, len(rows)))]
-    before, first = _held(rows), read()
-    again, after = read(), _held(rows)
+    try:
+        some = [int(at) for at in islice(iter(seen.setup.data.sampler), AGAIN)]  # type: ignore[attr-defined]
+        (first, _, before), (again, _, after) = read(), read()
+    except Exception:  # a data set of its own kind
+        return
     changed = sum(a != b for a, b in zip(first, again, strict=True))
-    written = [name for name in before if name in after and before[name] != after[name]]
-    if changed and written:
-        message = (
-            f"{changed} of {len(some)} rows of the data are others when they are read again: reading them writes to"
-        )
-        message += f" its {written[0]}"
+    if changed and any(before[place] != after[place] for place in before.keys() & after.keys()):
+        message = f"{changed} of {len(some)} rows of the data are others when they are read again: they lie in the"
+        message += " data set's own memory, and reading them writes to it"
         remedy = "change a copy: row = self.rows[i].clone() (copy.deepcopy of a dict), then edit it"
         yield finding("data-changes", "error", message, remedy, changed / len(some))
 
 
-def _held(rows: Any) -> dict[str, str]:
-    """The tensors and arrays that a data set holds, by the name of the attribute."""
+def _held(rows: Any) -> dict[int, Tensor]:
+    """The tensors and arrays of numbers that a data set holds, by their place in memory; no large ones, nor files."""
     own = vars(rows) if hasattr(rows, "__dict__") else {}
-    found = {
-        name: mark([torch.as_tensor(x) for x in tree_leaves(held) if isinstance(x, Tensor | np.ndarray)])
-        for name, held in own.items()
-    }
+    leaves = [x for name, held in own.items() if name != "dataset" for x in tree_leaves(held)]
+    arrays = [
+        x for x in leaves if isinstance(x, np.ndarray) and not isinstance(x, np.memmap) and x.dtype.kind in "fiub"
+    ]
+    found = [x for x in leaves if isinstance(x, Tensor)] + [torch.from_numpy(x) for x in arrays]
     inner = own.get("dataset")
-    return found | ({} if inner is None else _held(inner))
+    small = {x.untyped_storage().data_ptr(): x for x in found if x.layout == torch.strided and x.numel() <= SMALL}
+    return small | ({} if inner is None else _held(inner))
 
 
 def _negatives(seen: Seen) -> Results:
@@ -204,9 +211,13 @@ def _negatives(seen: Seen) -> Results:
                 n = len(one.target)
                 if not torch.equal(one.target.cpu(), torch.arange(n)) or one.given.shape[1] < n or n < 4:
                     return
-                columns = one.given[:, :n].float()
+                columns, rows = one.given[:, :n].float(), [x for x in tensors_in(batch) if x.ndim > 1 and len(x) == n]
+                same = [(x.flatten(1)[:, None] == x.flatten(1)[None]).all(-1) for x in rows if x[0].numel() < WIDE]
+                if not same:
+                    return
                 gaps = torch.cdist(columns.T, columns.T) + torch.eye(n, device=columns.device) * columns.abs().max() * n
-                repeated += int((gaps.min(0).values < 1e-4 * columns.norm(dim=0)).sum())
+                alike = torch.stack(same).any(0).to(gaps.device) & (gaps < 1e-4 * columns.norm(dim=0))
+                repeated += int(alike.any(0).sum())
                 count += n
     if count and repeated > count * REPEATED:
         yield finding(

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from isograd.lint.step.losses import CLASSES, NUMBERS, LossCall
 from isograd.lint.step.rules import padding
-from isograd.lint.step.seen import Results, Seen, finding, mark
+from isograd.lint.step.seen import Results, Seen, finding
+from isograd.trace.inputs import evaluating
 from isograd.trace.record import undisturbed
 
 SHIFTED = {
@@ -24,7 +25,7 @@ ALONG = 0.9  # cosine of gradients that are of one loss
 LOGS = {"nll_loss": ", or take cross_entropy of the logits", "kl_div": "", "ctc_loss": ""}  # take logarithms
 ROWS = 32  # of a batch that are compared with each other
 SAME = 1e-6  # of a loss
-NOTHING = 1e-3  # a loss whose parts cancel, as a policy's with centred rewards
+MOVED = 0.05  # of a weight's spread
 COPIED = 0.95  # the share of labels that are the inputs, moved
 
 
@@ -50,16 +51,13 @@ def _said(seen: Seen) -> Results:
                 "look for rows that are masked wholly, log(0), 0 / 0, or inputs that are not finite",
                 float(len(broken)),
             )
-    same = len(values) > 2 and all(abs(v - values[0]) <= SAME * abs(values[0]) for v in values)
-    moved = any(change for step in seen.steps for _, change, _ in step.moved.values())
-    if same and abs(values[0]) > NOTHING and moved and len({mark(b) for b in seen.batches[: len(values)]}) > 1:
+    if len(values) > 2 and all(abs(v - math.log(2)) < SAME for v in values) and _is_constant(seen):
         yield finding(
             "loss-constant",
             "error",
-            f"the loss is {values[0]:.6g} in all {len(values)} backward passes, on different batches, while the weights"
-            " move: it compares something with itself",
-            "look at what is subtracted or divided; a reference or teacher needs weights of its own:"
-            " copy.deepcopy(model).requires_grad_(False).eval()",
+            f"the loss is log 2 in all {len(values)} backward passes, and stays so when the weights are moved: a margin"
+            " is that of something and itself",
+            "give the reference weights of its own: copy.deepcopy(model).requires_grad_(False).eval()",
             values[0],
         )
     if call is None:
@@ -192,6 +190,26 @@ def _form(seen: Seen) -> Results:
         )  # divided by the count later?
         if int(counts.sum()) and main.value is not None and main.reduction == "sum" and 2 * whole > abs(main.value):
             yield f"the sum over {int(counts.sum()):,} targets, not their mean"
+
+
+def _is_constant(seen: Seen) -> bool:
+    """Whether the loss of a batch is the same with all weights moved, where real updates move them, too."""
+    kept = [(p, p.detach().clone()) for p in seen.setup.model.parameters() if p.requires_grad]
+    draw = torch.Generator().manual_seed(3)
+    try:
+        with evaluating(seen.setup.model), torch.no_grad():
+            before = float(seen.formed(seen.batches[0]).whole)
+            for p, _ in kept:
+                p.add_(torch.randn(p.shape, generator=draw).to(p) * (MOVED * p.std(correction=0) + 1e-3))
+            after = float(seen.formed(seen.batches[0]).whole)
+    except Exception:
+        return False
+    finally:
+        with torch.no_grad():
+            for p, old in kept:
+                p.copy_(old)
+    trained = any(change for step in seen.steps for _, change, _ in step.moved.values())
+    return trained and abs(after - before) < SAME
 
 
 def _blanks(call: LossCall) -> float:

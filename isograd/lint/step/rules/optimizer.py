@@ -12,9 +12,10 @@ from isograd.lint.step.seen import Results, Seen, finding
 
 COUPLED = 0.02  # weight decay of Adam, from which on AdamW's is meant
 FREEZE = "freeze the base: requires_grad_(False) before the adapters are added"
-SURE = re.compile(r"lora|prefix_enc|prompt_enc", re.I)
-ADAPTER = re.compile(f"{SURE.pattern}|adapter", re.I)
-NARROW = 4  # times: of an adapter's matrices, the longer side over the shorter
+ADAPTER = re.compile(
+    r"(^|[._])(lora_(a|b|down|up|embedding|magnitude)|(prefix|prompt)_enc)", re.I
+)  # as peft calls them
+MOST = 0.9  # of the base
 ORTHOGONAL = re.compile(r"muon|orthogonal|newton", re.I)
 FUSED = re.compile(r"qkv|c_attn|in_proj|query_key_value|kv_proj|wqkv", re.I)
 
@@ -215,7 +216,7 @@ def _adapters(seen: Seen) -> Results:
             float(len(still)),
             still[0],
         )
-    elif base and len(trained) > len(base) / 2:
+    elif base and len(trained) > MOST * len(base):
         yield finding(
             "base-trains",
             "warning",
@@ -229,12 +230,7 @@ def _adapters(seen: Seen) -> Results:
 
 
 def with_adapters(named: dict[str, nn.Parameter]) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], list[str]]:
-    """By name: adapters, matrices of the base below them, and which of these train. What is only called an adapter and
-    narrows nothing, as between two modalities, is a part of its own.
-    """
+    """By name: adapters, matrices of the base below them, and which of these train."""
     adapters = {n: p for n, p in named.items() if ADAPTER.search(n)}
-    narrow = [p for p in adapters.values() if p.ndim == 2 and NARROW * min(p.shape) <= max(p.shape)]
-    if len(narrow) < 2 and not any(SURE.search(n) for n in adapters):
-        adapters = {}
     base = {n: p for n, p in named.items() if n not in adapters and p.ndim > 1}
     return adapters, base, [n for n, p in base.items() if p.requires_grad]

@@ -116,7 +116,7 @@ def _course(made: Course, name: str, steps: int, scheduler: Any) -> Results:
         remedy = f"build it for {steps:,} steps; if it is stepped once per epoch, show that by step=; for cycles take"
         remedy += " CosineAnnealingWarmRestarts"
         yield finding("schedule-ends-early", "warning", message, remedy, length / steps)
-    elif length and length > 2 * steps and rates[-1] > 0.5 * peak:
+    elif length and length - max(0, scheduler.last_epoch) > 2 * steps and rates[-1] > 0.5 * peak and _falls(scheduler):
         yield finding(
             "schedule-too-long",
             "warning",
@@ -129,6 +129,12 @@ def _course(made: Course, name: str, steps: int, scheduler: Any) -> Results:
         low = min(rates[made.warmup :], default=0.0)
         what = f"{name}: peak {peak:.3g} at update {made.warmup:,}, {rates[-1]:.3g} at the end ({steps:,})"
         yield f"{what}, lowest {low:.3g}"
+
+
+def _falls(scheduler: Any) -> bool:
+    """Whether a schedule is one that comes down as it ends; ConstantLR and LinearLR may be a part of a longer one."""
+    parts = getattr(scheduler, "_schedulers", None)
+    return _falls(parts[-1]) if parts else not isinstance(getattr(scheduler, "total_iters", None), int)
 
 
 def _lasts(whole: Course, steps: int, times: int) -> bool:
