@@ -157,6 +157,7 @@ def _mixed(checked: CheckedModel) -> Iterator[tuple[Operation, int, str, str]]:
     dataflow, trace = checked.dataflow, checked.trace
     seen = [o for o in trace.operations if bare(o) in VIEWS and len(dataflow.data(o)) == 1]
     shapes = [(o, tuple(trace[o.reads[0]].shape), tuple(trace[o.makes[0]].shape)) for o in seen]
+    viewed = {o.makes[0]: o.reads[0] for o in seen}
     widths = {trace[stack.first].shape[-1] for stack in checked.anatomy.stacks}
     changes = {(before, after) for _, before, after in shapes}
     parts = "each row holds parts of different positions"
@@ -167,8 +168,8 @@ def _mixed(checked: CheckedModel) -> Iterator[tuple[Operation, int, str, str]]:
             yield operation, before[1], said, "move the axes first: x.transpose(1, 2).reshape(...)"
     for operation, before, after in shapes:
         source = operation.reads[0]
-        while (made := trace.made_by(source)) in seen and made is not None:  # views of views move nothing, either
-            source = made.reads[0]
+        while source in viewed:  # views of views move nothing, either
+            source = viewed[source]
         before = tuple(trace[source].shape)
         side = _runs(before, after)
         if side is not None and _is_data(checked, source):

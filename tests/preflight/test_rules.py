@@ -566,7 +566,7 @@ def test_rows_that_stay_or_are_drawn(dataset: Any) -> None:
 # Partners in a batch.
 
 
-class Towers(nn.Module):
+class BiEncoder(nn.Module):
     """Scores of questions (n, 8) and passages (n, 8), each with each."""
 
     def __init__(self) -> None:
@@ -580,7 +580,7 @@ class Towers(nn.Module):
 def retrieval(passages: int, form: str = "scores", rows: int = 128) -> Parts:
     torch.manual_seed(0)
     questions, of = torch.randn(rows, 8), torch.randn(passages, 8)[torch.arange(rows) % passages]
-    model = Towers()
+    model = BiEncoder()
 
     def ranked(model: nn.Module, batch: Any) -> Tensor:
         scores, right = model(*batch), torch.arange(len(batch[0]))

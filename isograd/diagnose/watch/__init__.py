@@ -58,7 +58,7 @@ _log = logging.getLogger("isograd")
 _FOLLOWS_FROM = {  # a signal that says no more than one that is known
     "updates": ("schedule",),
     "stall": (
-        "broadcast",
+        "probabilities",
         "updates",
         "frozen",
         "gradient",
@@ -257,7 +257,7 @@ class Watch:
         self._waiting.append((self._step, batch, rate))
         if self._rounded is not None:
             self._report(self._try("rounding", self._rounded.look, self._step, rate) or [])
-        self._report(self._try("rates", self._rates.look, self._step) or [])
+        self._report(self._try("rates", self._rates.look, self._step, rate) or [])
         self._report(self._try("the mode", self._mode.look, self._step) or [])
         if self.ranks is not None:
             self._report(self._try("processes", self.ranks.look, self._step) or [])

@@ -192,12 +192,14 @@ class Rates:
         self._since = 0  # readings in a row in which some group was far below its highest rate
         self._done = False
 
-    def look(self, step: int) -> list[Row]:
-        """At each reading; the warning, once."""
-        optimizer, largest = self._trained_by.optimizer, self._trained_by.rate
-        if optimizer is None or largest is None or self._done:
+    def look(self, step: int, largest: float | None) -> list[Row]:
+        """At each reading, with the largest rate; the warning, once."""
+        optimizer = self._trained_by.optimizer
+        if optimizer is None or largest is None:
             return []
         self.largest.append(largest)
+        if self._done:
+            return []
         rates = [float(group.get("lr") or 0.0) for group in optimizer.param_groups]
         if optimizer is not self._of or len(rates) != len(self._peaks):
             self._of, self._peaks, self._since = optimizer, rates, 0

@@ -193,18 +193,15 @@ class Trial:
         """
         if self.budget is None:
             return PLANS[0]
-        forecasts = []
+        needed = 0.0
         for seeds in (len(SEEDS), 1):  # all of them, or the first, with which most trials end
             for steps, searched in PLANS:
-                known = any(
-                    key[0] == 0 and key[3] == steps for key in self._runs
-                )  # the model as it is, and the control
+                known = any(key[0] == 0 and key[3] == steps for key in self._runs)  # as it is, and the control
                 runs = seeds * (1 if known else 3) - (seeds == 1 and not known)
                 needed = self.step * (runs * steps + (1 if known else 2) * len(RATES) * searched)
-                forecasts.append(needed)
                 if needed <= self._left:
                     return steps, searched
-        raise Untried(f"it takes {forecasts[-1]:.0f} s, and {self._left:.0f} s are left; --prove tries it")
+        raise Untried(f"it takes {needed:.0f} s, and {self._left:.0f} s are left; --prove tries it")
 
     @property
     def _left(self) -> float:

@@ -205,11 +205,13 @@ class ScriptWatch:
 
     def _is_own(self, module: nn.Module, state: Any) -> None:
         """Whether weights that are put back after some updates are the very tensors that were trained on since."""
+        if self.watch is None or self._model is None or self._updates < WAITS:
+            return
+        known = any(row["signal"] == "state" for row in self.watch.warnings)
+        if known or not any(m is module for m in self._model.modules()):
+            return
         mine = {p.data_ptr() for p in module.parameters() if p.ndim > 1}
-        trained = self._model is not None and self._updates >= WAITS and any(m is module for m in self._model.modules())
-        given = {x.data_ptr() for x in tree_leaves(state) if isinstance(x, Tensor)}
-        known = self.watch is None or any(row["signal"] == "state" for row in self.watch.warnings)
-        if trained and mine and mine <= given and self.watch is not None and not known:
+        if mine and mine <= {x.data_ptr() for x in tree_leaves(state) if isinstance(x, Tensor)}:
             what = "load_state_dict is given the model's own weights: it changes nothing"
             cause = "state_dict() holds the weights themselves, no copy: what was kept earlier was trained on since"
             remedy = "keep copy.deepcopy(model.state_dict())"

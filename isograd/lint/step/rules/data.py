@@ -27,7 +27,6 @@ FAR_ROWS = 64  # of the data, in equal steps
 ROWS_WITHOUT = 4  # targets, at least
 AGAIN = 8  # rows that are read twice
 SMALL = 10_000_000  # entries of what a data set holds
-WIDE = 4096  # entries of a row
 REPEATED = 0.1  # of the rows of a contrastive batch
 FEWER = 8  # times as many rows as weights
 SHARED = 8  # records that two workers give, at least
@@ -212,7 +211,8 @@ def _negatives(seen: Seen) -> Results:
                 if not torch.equal(one.target.cpu(), torch.arange(n)) or one.given.shape[1] < n or n < 4:
                     return
                 columns, rows = one.given[:, :n].float(), [x for x in tensors_in(batch) if x.ndim > 1 and len(x) == n]
-                same = [(x.flatten(1)[:, None] == x.flatten(1)[None]).all(-1) for x in rows if x[0].numel() < WIDE]
+                kinds = [x.flatten(1).unique(dim=0, return_inverse=True)[1] for x in rows]
+                same = [kind[:, None] == kind for kind in kinds]
                 if not same:
                     return
                 gaps = torch.cdist(columns.T, columns.T) + torch.eye(n, device=columns.device) * columns.abs().max() * n
