@@ -151,7 +151,9 @@ def curve(path: Path) -> None:
             bars = [[m - low for m, low, _ in points], [high - m for m, _, high in points]]
             axes.errorbar(range(len(rows)), middles, yerr=bars, label=name, color=colour, marker="o", capsize=3)
         axes.set_xticks(
-            range(len(rows)), [row["set"].replace(": ", "\n").replace(" (", "\n(") for row in rows], fontsize=7
+            range(len(rows)),
+            [row["set"].replace(": ", "\n").replace(" (", "\n(").replace(" round", "") for row in rows],
+            fontsize=7,
         )
         axes.set_ylim(0, 100)
         label(axes, "", "percent of the models")
